@@ -1,5 +1,5 @@
-"""The exact causal mask for scattered tokens, by one kernel over the paged cache: how devices attend that are
-not CPUs (design decision D7). It needs Triton, and nothing of the engine's but the cache."""
+"""The exact causal mask for scattered tokens, by one kernel over the paged cache, for devices that are not
+CPUs (design decision D7). It needs Triton, and nothing of the engine's but the cache."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from blendrag.attention.scores import Scores
 class PagedRows:
     """Rows of one or several sequences that attend to their own. All int32, on the device.
 
-    positions: [m], of the last key that each sees. sequences: [m], each one's line of the table. Any order is
-    right; a sequence's rows together, ascending, is fast. block_table: [sequences, blocks].
+    positions: [m], of the last key that each row sees. sequences: [m], each row's line of the table. Any
+    order is right; a sequence's rows together, ascending, are fast. block_table: [sequences, blocks].
     """
 
     positions: torch.Tensor
@@ -26,8 +26,8 @@ class PagedRows:
 def paged_attention(
     query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, rows: PagedRows, scores: Scores
 ) -> torch.Tensor:
-    """Attention of [m, heads, d] over the keys that ``rows`` see, all of them in the cache. Same shape, same
-    type; sums are in float32.
+    """Return the attention of ``query``, [m, heads, d], over the keys that ``rows`` see, all of them in the
+    cache. Same shape, same type; sums are in float32.
 
     key_cache, value_cache: [blocks, block_size, kv_heads, d], views of a cache of any layout in which a head
     is contiguous. d, block_size and heads / kv_heads may be any number.

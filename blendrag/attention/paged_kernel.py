@@ -1,7 +1,8 @@
 """The Triton kernel of :func:`~blendrag.attention.paged.paged_attention`.
 
-A program has a tile of rows, and of each the query heads that share one KV head: together the rows of its
-matrix products. It goes over the keys that any of them sees, a few at a time, and keeps a running softmax.
+A program has a tile of rows, and for each row the query heads that share one KV head: together they are the
+rows of its matrix products. It goes over the keys that any of them sees, a few at a time, and keeps a running
+softmax.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ _UNSEEN = tl.constexpr(-1e30)
 
 
 class Tile(NamedTuple):
-    """What one program has: ``rows``, which are ``lanes`` with their heads and padding; ``keys``, at a time;
-    ``width``, the padded head size. All but ``rows`` are powers of two, and enough for tensor cores."""
+    """The tile of one program: ``rows``, which are ``lanes`` with their heads and padding; ``keys``, at a
+    time; ``width``, the padded head size. All but ``rows`` are powers of two, and enough for tensor cores."""
 
     rows: int
     lanes: int
@@ -27,7 +28,8 @@ class Tile(NamedTuple):
 
     @classmethod
     def of(cls, group: int, head_size: int, itemsize: int) -> Tile:
-        """For ``group`` query heads to a KV head: two stages of K and V fit the shared memory of any GPU."""
+        """Return the tile for ``group`` query heads to a KV head: two stages of K and V fit the shared memory
+        of any GPU."""
         width = max(16, triton.next_power_of_2(head_size))
         keys, lanes = (max(16, min(64, room // (width * itemsize))) for room in (1 << 14, 1 << 15))
         lanes = max(lanes, triton.next_power_of_2(group))

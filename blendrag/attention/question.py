@@ -1,4 +1,4 @@
-"""How much attention a question pays to each cached token (ProphetKV, InfoFlow)."""
+"""The attention that a question pays to each cached token (ProphetKV, InfoFlow)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 from blendrag.attention.scores import Scores
 
-_SCORES_AT_ONCE = 1 << 22  # of one band, in float32: 16 MiB
+_SCORES_AT_ONCE = 1 << 22  # scores of one band, in float32: 16 MiB
 
 
 def question_attention(
@@ -18,7 +18,8 @@ def question_attention(
     fresh: torch.Tensor,
     scores: Scores,
 ) -> torch.Tensor:
-    """One layer's softmax mass that the question puts on each cached token, summed over heads and rows.
+    """Return one layer's softmax mass that the question puts on each cached token, summed over heads and
+    rows.
 
     query: [m, heads, d] at ascending ``positions`` [m], all of them behind what is cached. cached_key:
     [n, kv_heads, d] at ``cached`` [n]; fresh_key: [f, kv_heads, d] at ``fresh`` [f], the question's own among
@@ -30,7 +31,7 @@ def question_attention(
     mass = torch.zeros(n, dtype=torch.float32, device=cached_key.device)
     old, new = cached_key.permute(1, 2, 0), fresh_key.permute(1, 2, 0)  # [kv_heads, d, n], [kv_heads, d, f]
     keys = torch.cat([cached, fresh])
-    masked = n if scores.window is None else 0  # all that is cached is in sight but for windows
+    masked = n if scores.window is None else 0  # only windows hide cached tokens
     rows = max(1, _SCORES_AT_ONCE // (query.shape[1] * (keys.numel() + 1)))
     for begin in range(0, positions.numel(), rows):
         at = positions[begin : begin + rows]

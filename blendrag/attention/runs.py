@@ -32,7 +32,7 @@ class Runs:
 
 
 def find_runs(positions: npt.NDArray[np.int64], sequences: npt.NDArray[np.int64]) -> Runs:
-    """Runs of ``positions``, [m], m > 0, each in its one of ``sequences``, [m]."""
+    """Return the runs of ``positions``, [m], m > 0, each in its one of ``sequences``, [m]."""
     m = len(positions)
     assert m > 0, "a forward over no tokens is skipped by the caller"
     apart = (positions[1:] != positions[:-1] + 1) | (sequences[1:] != sequences[:-1])
@@ -52,9 +52,10 @@ def dense_attention(
     positions: torch.Tensor,
     scores: Scores,
 ) -> torch.Tensor:
-    """Reference: float32 attention of scattered queries with the mask written out. For checks, not speed.
+    """Return the reference: float32 attention of scattered queries with the mask written out. For checks, not
+    speed.
 
-    query [m, heads, d] at ``positions`` [m]; key and value [n, kv_heads, d] at 0..n-1. Returns [m, heads, d].
+    query: [m, heads, d] at ``positions`` [m]. key, value: [n, kv_heads, d] at 0..n-1. Returns [m, heads, d].
     """
     group = query.shape[1] // key.shape[1]
     k = key.float().repeat_interleave(group, dim=1)

@@ -1,4 +1,4 @@
-"""What attention does with the products of queries and keys, but for the causal mask."""
+"""The operations of attention on the products of queries and keys, apart from the causal mask."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scores:
-    """Of one layer. A score is a product times ``scale``.
+    """The scores of one layer. A score is a product times ``scale``.
 
     window: how many keys a query sees, its own the last of them; None: all up to its own.
     soft_cap: scores are bent to stay below it, by ``soft_cap * tanh(score / soft_cap)``; 0: they are not.
@@ -23,10 +23,10 @@ class Scores:
 
     @property
     def bare(self) -> bool:
-        """Whether the softmax is over the scores that are in sight, and nothing else."""
+        """Return whether the softmax is over the scores that are in sight, and nothing else."""
         return not self.soft_cap and self.sinks is None
 
     def in_sight(self, positions: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        """[m, n] bool: which of ``keys`` [n] a query at each of ``positions`` [m] sees."""
+        """Return [m, n] bool: which of ``keys`` [n] a query at each of ``positions`` [m] sees."""
         behind = positions[:, None] - keys[None, :]
         return (behind >= 0) if self.window is None else (behind >= 0) & (behind < self.window)

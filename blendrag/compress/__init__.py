@@ -1,5 +1,5 @@
-"""Which of a prompt's KV an answer is decoded from (Ada-KV): scorers and allocators, one interface and
-one registry each. Plain torch, no engine."""
+"""The choice of the KV that an answer is decoded from (Ada-KV): scorers and allocators, one interface and one
+registry each. Plain torch, no engine."""
 
 from blendrag.compress.allocator import ALLOCATORS, Allocator, register_allocator
 from blendrag.compress.budget import Budget, check_budget, make_budget

@@ -1,4 +1,4 @@
-"""Adaptive budgets (Ada-KV Algorithm 2): the pages that gain most, whichever head's they are."""
+"""Adaptive budgets (Ada-KV Algorithm 2): the pages that gain most are kept, whichever head's they are."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from blendrag.compress.pages import largest_remainder
 
 @register_allocator("ada")
 class Ada(Allocator):
-    """Every layer has the same; its heads share it by what their pages gain."""
+    """An allocator with equal layers, whose heads share a layer's pages by what their pages gain."""
 
     def allocate(self, gains: torch.Tensor, pages: int) -> torch.Tensor:
         total = pages * gains.shape[1]
@@ -18,10 +18,10 @@ class Ada(Allocator):
 
 
 def adaptive(gains: torch.Tensor, total: int, alpha: float) -> torch.Tensor:
-    """``total`` pages for heads with these gains, [heads, most]; [heads] int64.
+    """Share ``total`` pages among heads with these gains, [heads, most]. Returns [heads] int64.
 
     A head's gains fall, so the largest ones are the best choice that there is, and what each head has of them
-    is its first pages. ``alpha`` of them are the uniform ones instead.
+    is its first pages. A share ``alpha`` of them is given out evenly instead.
     """
     heads, most = gains.shape
     order = torch.sort(gains.cpu().flatten(), descending=True, stable=True).indices[:total]

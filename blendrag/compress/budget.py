@@ -18,21 +18,22 @@ _ALLOCATOR, _SCORER = "ada", "window"
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Tokens that a head keeps, on average and with the window; how heads share them; which they are."""
+    """A budget of KV: the tokens that a head keeps, on average and with the window; how heads share them;
+    which they are."""
 
     tokens: int
     allocator: Allocator
     scorer: Scorer
 
     def least(self, block_size: int) -> int:
-        """Return what a head has to keep, in tokens: the window, and the block that is written on."""
+        """Return what a head has to keep, in tokens: the window, and the block that is still written to."""
         return block_size * (-(-self.scorer.window // block_size) + 1)
 
 
 def make_budget(written: int | str) -> Budget:
-    """Return the budget that a text says, as ``BlendOptions.kv_budget`` has it.
+    """Return the budget that ``written`` describes, as in ``BlendOptions.kv_budget``.
 
-    Raises ConfigError for an allocator, a scorer or an argument that there is not, and for two of a kind.
+    Raises ConfigError for an unknown allocator, scorer or argument, and for two of a kind.
     """
     choice = Choice.read(str(written))
     allocator = _named(choice, ALLOCATORS, _ALLOCATOR)
@@ -58,8 +59,8 @@ def _named(choice: Choice, registry: dict[str, Any], default: str) -> str:
 
 
 def check_budget(options: BlendOptions, block_size: int | None = None) -> None:
-    """Raises ConfigError for a budget that cannot be had, and one that leaves no choice.
-    block_size: of the engine; None before it has started."""
+    """Raise ConfigError for a budget that cannot be had, and for one that leaves no choice.
+    block_size: the engine's; None before it has started."""
     if options.kv_budget is None:
         return
     budget = make_budget(options.kv_budget)

@@ -1,4 +1,5 @@
-"""From scores to what a page gains, from shares to whole pages, and from pages to tokens."""
+"""The arithmetic of pages: from scores to what a page gains, from shares to whole pages, from pages to
+tokens."""
 
 from __future__ import annotations
 
@@ -7,16 +8,16 @@ from torch.nn.functional import pad
 
 
 def page_gains(scores: torch.Tensor, page: int) -> torch.Tensor:
-    """What a head's 1st, 2nd, ... page would hold if it took tokens by their scores: the sums of the next
-    ``page`` of [..., tokens] in falling order, [..., pages] float64. They fall, too."""
+    """Return what a head's 1st, 2nd, ... page would hold if it took tokens by their scores: the sums of the
+    next ``page`` of [..., tokens] in falling order, [..., pages] float64. They fall, too."""
     ordered = scores.double().sort(-1, descending=True).values
     return pad(ordered, (0, -scores.shape[-1] % page)).unflatten(-1, (-1, page)).sum(-1)
 
 
 def largest_remainder(shares: torch.Tensor, total: int) -> torch.Tensor:
-    """[n] float64 shares that add up to ``total``, rounded to int64 that do, none by 1 or more; among equal
-    remainders the first go up."""
-    whole = torch.floor(shares + 1e-9)  # a bit below a whole number is that number
+    """Round [n] float64 shares that add up to ``total`` to int64 that do, too, none by 1 or more. Among equal
+    remainders the first are rounded up."""
+    whole = torch.floor(shares + 1e-9)  # a number just below a whole one counts as that one
     rest = shares - whole
     missing = total - int(whole.sum())
     up = torch.sort(rest, descending=True, stable=True).indices[:missing]
@@ -25,7 +26,7 @@ def largest_remainder(shares: torch.Tensor, total: int) -> torch.Tensor:
 
 
 def kept_tokens(scores: torch.Tensor, count: int) -> torch.Tensor:
-    """Indices of the ``count`` tokens of [tokens] that score most, or of all of them; ascending (Ada-KV
-    Algorithm 1). Of equal ones the first are kept."""
+    """Return the indices, ascending, of the ``count`` tokens of [tokens] that score most, or of all of them
+    (Ada-KV Algorithm 1). Of equal ones the first are kept."""
     order = torch.sort(scores, descending=True, stable=True).indices[:count]
     return order.sort().values

@@ -1,4 +1,4 @@
-"""The scorer axis: what a token's KV is worth to a head. One interface, one registry."""
+"""The interface of scorers, which tell what a token's KV is worth to a head, and their registry."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ class Observed:
     query: [window, heads, d], of the observation window: the prompt's last tokens.
     key: [n, kv_heads, d], of all its tokens, the window's among them.
     scale: what products of queries and keys are multiplied by.
-    value: like the keys; gram: [kv_heads, d, d] float32, W_O^T W_O of the output projection's parts for the
+    value: shaped as the keys. gram: [kv_heads, d, d] float32, W_O^T W_O of the output projection's parts for
+    the
         heads that share a KV head, summed. None unless a scorer reads them.
     """
 
@@ -32,12 +33,12 @@ class Observed:
 
     @property
     def candidates(self) -> int:
-        """Tokens before the window, which stays whatever they are worth."""
+        """Return the number of tokens before the window, which itself is always kept."""
         return self.key.shape[0] - self.query.shape[0]
 
 
 class Scorer(ABC):
-    """Says which tokens a head keeps first.
+    """The interface of scorers, which tell what tokens a head keeps first.
 
     arguments: what a budget may say of it, ``512:window=16``, and how that is read.
     reads_values: whether it needs ``Observed.value`` and ``Observed.gram``.
@@ -52,8 +53,8 @@ class Scorer(ABC):
 
     @abstractmethod
     def score(self, layer: Observed) -> torch.Tensor:
-        """[kv_heads, candidates] float32, none below 0: the highest is kept first, and allocators compare
-        heads, and layers, by them."""
+        """Return scores, [kv_heads, candidates] float32, none below 0. The highest is kept first, and
+        allocators compare heads, and layers, by them."""
 
 
 SCORERS = Registry[Scorer]("scorer")

@@ -1,4 +1,4 @@
-"""Scores by what the observation window attends to."""
+"""The scorers by what the observation window attends to."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from blendrag.compress.scorer import Observed, Scorer, register_scorer
 
 @register_scorer("window")
 class WindowAttention(Scorer):
-    """SnapKV: the attention of the window's queries, mean over them and over the heads that share a KV head,
-    then the maximum over a token and its neighbours (Ada-KV section 3.4, Algorithm 3)."""
+    """The scorer SnapKV: the attention of the window's queries, mean over them and over the heads that share
+    a KV head, then the maximum over a token and its neighbours (Ada-KV section 3.4, Algorithm 3)."""
 
     pool: ClassVar[int] = 7
 
@@ -24,9 +24,9 @@ class WindowAttention(Scorer):
 
 @register_scorer("critical")
 class Critical(WindowAttention):
-    """CriticalKV: the window's attention times the norm of what a token adds to the layer's output, by all
-    heads that share a KV head. The L2 norm; the L1 norm takes group * hidden / d times as long and hardly
-    ranks otherwise, as the numbers of V W_O are many and of one size."""
+    """The scorer CriticalKV: the window's attention times the norm of what a token adds to the layer's
+    output, by all heads that share a KV head. It is the L2 norm: the L1 norm takes group * hidden / d times
+    as long and hardly ranks differently, as the numbers of V W_O are many and of similar size."""
 
     reads_values = True
 
@@ -36,7 +36,7 @@ class Critical(WindowAttention):
 
 
 def observed_attention(layer: Observed) -> torch.Tensor:
-    """The softmax of the window's queries over the tokens before it, mean over queries and group:
+    """Return the softmax of the window's queries over the tokens before it, mean over queries and group:
     [kv_heads, candidates] float32. The window's own tokens take their share. One KV head at a time."""
     window, kv_heads = layer.query.shape[0], layer.key.shape[1]
     later = torch.ones(window, window, dtype=torch.bool, device=layer.key.device).triu(1)
@@ -51,13 +51,13 @@ def observed_attention(layer: Observed) -> torch.Tensor:
 
 
 def gram_of(output: torch.Tensor, heads: int, kv_heads: int) -> torch.Tensor:
-    """``Observed.gram``, of the weight of the output projection, [hidden, heads * d]."""
+    """Return ``Observed.gram`` for the weight of the output projection, [hidden, heads * d]."""
     parts = output.float().unflatten(1, (kv_heads, heads // kv_heads, -1))
     return torch.einsum("okgd,okge->kde", parts, parts)
 
 
 def projected_norms(value: torch.Tensor, gram: torch.Tensor) -> torch.Tensor:
-    """L2 norms of the rows of V W_O, over the heads that share a KV head: [kv_heads, n] float32, of [n,
-    kv_heads, d] and ``Observed.gram``."""
+    """Return L2 norms of the rows of V W_O, over the heads that share a KV head: [kv_heads, n] float32, from
+    ``value``, [n, kv_heads, d], and ``Observed.gram``."""
     rows = value.float().transpose(0, 1)
     return ((rows @ gram) * rows).sum(-1).clamp_min(0).sqrt()

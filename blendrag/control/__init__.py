@@ -1,4 +1,5 @@
-"""The loading controller (CacheBlend, section 5.1): what loading and computing would take, which to do."""
+"""The loading controller (CacheBlend, section 5.1): how long loading and computing would take, and which to
+do."""
 
 from blendrag.control.choose import ChunkCost, Controller, Decision, cheapest_tier, ratio_for
 from blendrag.control.estimate import Estimator

@@ -22,11 +22,11 @@ class ChunkCost:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to do with a prompt. blend_s <= plain_s.
+    """The decision for a prompt. blend_s <= plain_s.
 
     load: per chunk, as they were given; the others are computed like fresh tokens.
     ratio: share of the loaded chunks' tokens to recompute; 1 if none is loaded.
-    blend_s: estimated time to the first token of this. plain_s: of plain prefill.
+    blend_s: estimated time to the first token with this decision. plain_s: with plain prefill.
     """
 
     load: tuple[bool, ...]
@@ -38,7 +38,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class TierChoice:
-    """The cheapest tier that adds no delay; None if every one adds some. ``why``: for people."""
+    """The cheapest tier that adds no delay; None if every tier adds some. ``why``: for people."""
 
     tier: str | None
     why: str
@@ -47,10 +47,11 @@ class TierChoice:
 def ratio_for(
     estimate: Estimator, load_s: float, cached: int, fresh: int, least: float = LEAST_RATIO
 ) -> float:
-    """Mode A: the ratio with T_recompute = T_load, at least ``least`` and at most 1 (row CB-14).
+    """Return the ratio of mode A, with T_recompute = T_load, at least ``least`` and at most 1 (row CB-14).
 
-    More than that would be waited for; less would let the processor wait for the tier. A selector that reads
-    the question recomputes nothing while KV loads, so all of its ratio is waited for: it gets ``least``.
+    With a higher one the request would wait; with a lower one the processor would wait for the tier. A
+    selector that reads the question recomputes nothing while KV loads, so all of its ratio is waited for: it
+    gets ``least``.
     """
     if estimate.reads_question:
         return least
@@ -64,8 +65,8 @@ def ratio_for(
 
 
 def cheapest_tier(estimate: Estimator, nbytes: int, cached: int, fresh: int, ratio: float) -> TierChoice:
-    """Mode B: of the tiers with T_load <= T_recompute the lowest, which is the cheapest, as a stack has the
-    fastest and dearest first (row CB-15).
+    """Return the tier of mode B: of those with T_load <= T_recompute the lowest, which is the cheapest, as a
+    stack has the fastest and dearest first (row CB-15).
 
     nbytes: of the KV that a prompt loads. No tier is hidden where the selector reads the question.
     """
@@ -91,14 +92,15 @@ def cheapest_tier(estimate: Estimator, nbytes: int, cached: int, fresh: int, rat
 
 @dataclass(frozen=True, slots=True)
 class Controller:
-    """Decides per request. Immutable; a decision over twelve chunks takes tens of microseconds."""
+    """The controller, which decides per request. Immutable; a decision over twelve chunks takes tens of
+    microseconds."""
 
     estimate: Estimator
     least_ratio: float = LEAST_RATIO
 
     def decide(self, chunks: Sequence[ChunkCost], fresh_tokens: int, ratio: float | None) -> Decision:
-        """Mode C: load those chunks with which the estimate is least; none if plain prefill is the fastest
-        (decision D13), or if all would be recomputed anyway.
+        """Decide by mode C: load those chunks with which the estimate is least; none if plain prefill is the
+        fastest (decision D13), or if all would be recomputed anyway.
 
         ``ratio`` None: mode A sets it for what is loaded. Chunks are tried cheapest first, by load time per
         token: the first, the first two, and so on. A tie goes to fewer loaded chunks: they are exact. A tier

@@ -1,4 +1,5 @@
-"""How long prefilling, recomputing and loading would take, from a profile (CacheBlend, section 5.1).
+"""Estimates of how long prefilling, recomputing and loading would take, from a profile (CacheBlend, section
+5.1).
 
 Everything is about the whole prompt and the whole model: bytes and seconds of all layers, on both sides of
 every comparison. (The paper's text speaks of one layer's KV, its footnotes' formulas of the whole.)
@@ -20,9 +21,9 @@ from blendrag.options import BlendOptions
 class PrefillCurve:
     """Seconds of vLLM's prefill of ``new`` tokens behind ``cached`` ones.
 
-    a + b new + c (pairs of tokens that attend), fitted to all points, times a correction that makes it exact
-    at them and is bilinear between them. Beyond the grid the nearest correction holds, so that a longer
-    prompt grows by the quadratic term, not along a straight line.
+    They are a + b new + c (pairs of tokens that attend), fitted to all points, times a correction that makes
+    it exact at them and is bilinear between them. Beyond the grid the nearest correction holds, so that a
+    longer prompt grows by the quadratic term, not along a straight line.
     """
 
     coefficients: Coefficients
@@ -57,7 +58,8 @@ class PrefillCurve:
 
 
 def _place(grid: Sequence[int], value: int) -> tuple[int, float]:
-    """The last grid point at or before ``value``, and how far it is to the next one, 0 to 1. Clamped."""
+    """Return the last grid point at or before ``value``, and how far it is to the next one, 0 to 1.
+    Clamped."""
     at = max(0, bisect_right(grid, value) - 1)
     if at + 1 == len(grid):
         return at, 0.0
@@ -122,8 +124,8 @@ class Estimator:
 
     @classmethod
     def of(cls, profile: Profile) -> Estimator:
-        """Raises ConfigError for a profile of a selector that there is not."""
-        from blendrag.select import make_selector  # torch: only where it is needed
+        """Make the estimates of a profile. Raises ConfigError for a profile of an unknown selector."""
+        from blendrag.select import make_selector  # imports torch
 
         prefill = PrefillCurve.fit(profile.prefill)
         return cls(
@@ -136,15 +138,16 @@ class Estimator:
         )
 
     def prefill_s(self, cached: int, new: int) -> float:
-        """Time to the first token of plain prefill."""
+        """Return the time to the first token of plain prefill."""
         return self.prefill.seconds(cached, new)
 
     def recompute_s(self, cached: int, fresh: int, ratio: float) -> float:
-        """T_recompute: the fused prefill, its KV at hand; whole prompt, all layers."""
+        """Return T_recompute: the fused prefill, its KV at hand; whole prompt, all layers."""
         return self.recompute.seconds(cached, fresh, ratio)
 
     def load_s(self, nbytes: int, tier: str) -> float:
-        """T_load: latency * calls + bytes / throughput; whole prompt, all layers. 0 bytes need no call.
+        """Return T_load: latency * calls + bytes / throughput; whole prompt, all layers. 0 bytes need no
+        call.
 
         Raises KeyError for a tier that was not measured.
         """
@@ -152,15 +155,16 @@ class Estimator:
         return speed.latency_s * speed.calls + nbytes / speed.bytes_per_s if nbytes else 0.0
 
     def hides_loading(self, ratio: float) -> bool:
-        """Whether layers load while others are recomputed. At ratios 0 and 1 there is nothing to choose, so
-        the question is not read first."""
+        """Return whether layers load while others are recomputed. At ratios 0 and 1 there is nothing to
+        choose, so the question is not read first."""
         return not self.reads_question or ratio in (0.0, 1.0)
 
     def blend_s(self, load_s: float, recompute_s: float, ratio: float) -> float:
-        """Time to the first token of a blended prompt, ``ratio`` of whose cached tokens are recomputed.
+        """Return the time to the first token of a blended prompt, ``ratio`` of whose cached tokens are
+        recomputed.
 
-        Where nothing is hidden it is the sum, and so a little too much: reading the question, which is in
-        ``recompute_s``, does overlap with loading, but was not measured apart.
+        Where nothing is hidden it is the sum of both, and so a little too much: reading the question, which
+        is in ``recompute_s``, does overlap with loading, but was not measured apart.
         """
         if self.hides_loading(ratio):
             return self.overhead_s + pipelined_s(load_s, recompute_s, self.layers)
@@ -168,6 +172,6 @@ class Estimator:
 
 
 def pipelined_s(load_s: float, recompute_s: float, layers: int) -> float:
-    """Layer i+1 loads while layer i is recomputed (paper, section 5): the longer of the two, and one layer of
-    the shorter that nothing can hide: the first to load, or the last to recompute."""
+    """Return the time if layer i+1 loads while layer i is recomputed (paper, section 5): the longer of the
+    two, and one layer of the shorter that nothing can hide: the first to load, or the last to recompute."""
     return max(load_s, recompute_s) + min(load_s, recompute_s) / layers

@@ -11,7 +11,7 @@ Coefficients = tuple[float, ...]
 
 
 def fit_times(terms: Sequence[Sequence[float]], seconds: Sequence[float]) -> Coefficients:
-    """Non-negative coefficients c that make ``terms @ c`` close to ``seconds``, by relative error.
+    """Return non-negative coefficients c that make ``terms @ c`` close to ``seconds``, by relative error.
 
     terms: [points, n]; seconds: [points], positive. Every subset of the n terms is solved without the
     constraint; the best of those that keep it is the constrained optimum. n is small.
@@ -34,10 +34,10 @@ def fit_times(terms: Sequence[Sequence[float]], seconds: Sequence[float]) -> Coe
 
 
 def evaluate(coefficients: Coefficients, terms: Sequence[float]) -> float:
-    """Seconds that the fit gives."""
+    """Return the seconds that the fit gives."""
     return sum(c * term for c, term in zip(coefficients, terms, strict=True))
 
 
 def relative_error(estimated: Sequence[float], measured: Sequence[float]) -> float:
-    """Mean of |estimated / measured - 1|."""
+    """Return the mean of |estimated / measured - 1|."""
     return float(np.mean([abs(one / other - 1.0) for one, other in zip(estimated, measured, strict=True)]))

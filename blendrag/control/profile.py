@@ -1,4 +1,4 @@
-"""What was measured on one machine with one model: the controller's only knowledge of both."""
+"""The profile of one machine with one model: measured times, the controller's only knowledge of both."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ class _Measured(BaseModel):
 
 
 class PrefillPoint(_Measured):
-    """vLLM's own time to the first token: ``new`` tokens behind ``cached`` ones that its prefix cache has."""
+    """A measurement of vLLM's time to the first token: ``new`` tokens behind ``cached`` ones in its prefix
+    cache."""
 
     cached: int = Field(ge=0)
     new: int = Field(gt=0)
@@ -31,7 +32,7 @@ class PrefillPoint(_Measured):
 
 
 class BlendPoint(_Measured):
-    """A blended prompt of ``cached`` tokens, whose KV is in memory, and ``fresh`` ones.
+    """A measurement of a blended prompt of ``cached`` tokens, whose KV is in memory, and ``fresh`` ones.
 
     seconds: of the fused prefill. overhead_s: the rest of the time to the first token, which is the engine's.
     """
@@ -44,9 +45,9 @@ class BlendPoint(_Measured):
 
 
 class TierSpeed(_Measured):
-    """How fast KV comes out of a tier: verified, decoded, ready for the engine.
+    """The speed at which KV comes out of a tier: verified, decoded, ready for the engine.
 
-    latency_s: seconds of a call that brings next to nothing. calls: such calls in one prompt (to find the
+    latency_s: seconds of a call that brings next to nothing. calls: the calls of one prompt (to find the
     records, then one per group of layers). measured_at: ISO 8601.
     """
 
@@ -57,8 +58,8 @@ class TierSpeed(_Measured):
 
 
 class Profile(_Measured):
-    """One model on one machine. ``tiers``: by label, as the stack has them. ``kv_bytes``: of a token's stored
-    KV; 0 in profiles of older versions, which did not say."""
+    """The profile of one model on one machine. ``tiers``: by label, as the stack has them. ``kv_bytes``: of a
+    token's stored KV; 0 in profiles of older versions, which did not say."""
 
     version: int = VERSION
     identity: str = Field(description="As profile_digest gives it.")
@@ -73,7 +74,7 @@ class Profile(_Measured):
     tiers: dict[str, TierSpeed] = Field(min_length=1)
 
     def save(self, cache_dir: Path) -> Path:
-        """Write it where ``load_profile`` looks, wholly or not at all. Raises StoreError."""
+        """Write the profile where ``load_profile`` looks, wholly or not at all. Raises StoreError."""
         path = profile_path(cache_dir, self.identity, self.machine.device)
         try:
             make_folder(path.parent)
@@ -90,12 +91,13 @@ class _Any(BaseModel):
 
 
 def profile_digest(identity: KVIdentity) -> str:
-    """Names what the times depend on. Whose KV it is, or behind what prefilled, makes no difference."""
+    """Return the name of what the times depend on. Whose KV it is, or behind what prefilled, makes no
+    difference."""
     return replace(identity, namespace="", prefix=ALONE).digest()
 
 
 def profile_path(cache_dir: Path, digest: str, device: str) -> Path:
-    """One file per model, codec and device."""
+    """Return the path of a profile: one file per model, codec and device."""
     name = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-") or "unknown"
     return cache_dir.expanduser() / "profiles" / f"{digest}-{name}.json"
 
@@ -111,10 +113,10 @@ def load_profile(
     dtype: str,
     vllm: str,
 ) -> Profile | str:
-    """The profile of this model on this machine, or why there is none that could be used.
+    """Return the profile of this model on this machine, or why there is none that could be used.
 
-    ``selector``: the one in use; None: not compared. The others are facts of the machine that times depend
-    on. A profile is a help: nothing about it is an error.
+    ``selector``: the one in use; None: accept a profile of any. The others are facts of the machine that
+    times depend on. A profile is a help: nothing about it is an error.
     """
     path = profile_path(cache_dir, digest, device)
     profile = _read(path, digest)
@@ -131,7 +133,7 @@ def load_profile(
 
 
 def any_profile(cache_dir: Path, digest: str) -> bool:
-    """Whether this model was measured at all, wherever that was."""
+    """Return whether this model was measured at all, wherever that was."""
     return any(profile_path(cache_dir, digest, "any").parent.glob(f"{digest}-*.json"))
 
 

@@ -1,4 +1,5 @@
-"""What the worker gives back, of its model and of operations on a store. It crosses as plain data."""
+"""The worker's results: facts of its model, and of operations on a store. They cross processes as plain
+data."""
 
 from __future__ import annotations
 
@@ -9,10 +10,10 @@ from blendrag.machine import Machine
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """What a running engine is.
+    """The facts of a running engine.
 
     reason: why its model cannot be blended; None if it can.
-    blocks: what names the bytes of its KV blocks, which no other engine may take for its own;
+    blocks: the name of the format of its KV blocks, so that no other engine takes them for its own;
     "" where they are not kept.
     """
 
@@ -27,14 +28,14 @@ class EngineFacts:
     blocks: str = ""
 
     def machine(self, model: str) -> Machine:
-        """What it runs on. model: as the user names it."""
+        """Return the machine that the engine runs on. model: its name as the user gives it."""
         return Machine.here(model, threads=self.threads, device=self.device, vllm=self.vllm, dtype=self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class Ingested:
-    """tokens: that were prefilled, in ``seconds``; adopted: that a shared tier had; nbytes: written since the
-    last ingest or flush."""
+    """The result of an ingest. tokens: prefilled, in ``seconds``. adopted: chunks that a shared tier had.
+    nbytes: written since the last ingest or flush."""
 
     tokens: int
     adopted: int
@@ -44,7 +45,8 @@ class Ingested:
 
 @dataclass(frozen=True, slots=True)
 class Deleted:
-    """chunks: that the store's home had; unreachable: names of tiers that could not be asked."""
+    """The result of a deletion. chunks: how many the store's home had. unreachable: names of tiers that could
+    not be asked."""
 
     chunks: int
     unreachable: tuple[str, ...]
@@ -52,7 +54,7 @@ class Deleted:
 
 @dataclass(frozen=True, slots=True)
 class StoreStats:
-    """Counters by tier, of the prefetch, and of what eviction policies were told, by tier."""
+    """Counters by tier, of the prefetch, and of the calls of eviction policies, by tier."""
 
     tiers: dict[str, dict[str, int]]
     prefetch: dict[str, int]

@@ -1,4 +1,4 @@
-"""What a request tells the engine of its exact prefix, and what is ordered for it, as plain data."""
+"""The plain data by which a request tells the engine of its exact prefix, and the orders made from it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-PATH = "blendrag_path"  # in ``kv_transfer_params``
+PATH = "blendrag_path"  # the key in ``kv_transfer_params``
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,9 +14,9 @@ class PrefixPath:
     """A prompt's path in an opened tree.
 
     nodes: (key, end) from the root on; a node begins where the one before it ends. held: how many of the
-    first are there, as far as the client knows: their KV is loaded. kept: the nodes from ``held`` to here are
-    stored when the engine has computed them. grows: nobody has asked this prompt, it is a part of one that
-    may be asked: no use of its nodes, and not counted.
+    first nodes are stored, as far as the client knows: their KV is loaded. kept: nodes [held, kept) are
+    stored once the engine has computed them. grows: nobody has asked this prompt: it is a part of one that
+    may be asked. It does not count as a use of its nodes.
     """
 
     tree: str
@@ -36,13 +36,14 @@ class PrefixPath:
         return self.nodes[node - 1][0] if node else ""
 
     def transfer_params(self, ticket: str) -> dict[str, Any]:
-        """For ``SamplingParams.extra_args["kv_transfer_params"]``; ``ticket`` names the request."""
+        """Return the value of ``SamplingParams.extra_args["kv_transfer_params"]``. ``ticket`` names the
+        request."""
         return {PATH: asdict(self), "ticket": ticket}
 
 
 def read_path(params: dict[str, Any] | None, prompt: int) -> PrefixPath | None:
-    """The path in the ``kv_transfer_params`` of a request whose prompt has so many tokens; None if there is
-    none. Raises what it likes for a broken one."""
+    """Return the path in the ``kv_transfer_params`` of a request whose prompt has ``prompt`` tokens; None if
+    there is none. Raises any exception for a broken one."""
     fields = (params or {}).get(PATH)
     if not fields:
         return None
@@ -57,8 +58,11 @@ def read_path(params: dict[str, Any] | None, prompt: int) -> PrefixPath | None:
 
 @dataclass(slots=True)
 class NodeLoad:
-    """The first nodes of a request's path, to be put into its blocks; the first ``written`` tokens are there.
-    token_ids: all up to the last node's end; none: they are there, and were used. use: whether it is one."""
+    """An order to load the first nodes of a request's path into its blocks.
+
+    token_ids: all up to the last node's end; none: the engine has them already, and they only count as used.
+    written: how many of the first tokens are there. use: whether this counts as a use.
+    """
 
     request_id: str
     ticket: str
@@ -72,7 +76,8 @@ class NodeLoad:
 
 @dataclass(slots=True)
 class NodeSave:
-    """A node that the step at hand completes. token_ids, block_ids: of all that is before its end."""
+    """An order to store a node that the step at hand completes. token_ids, block_ids: all that is before its
+    end."""
 
     request_id: str
     tree: str

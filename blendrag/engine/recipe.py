@@ -1,4 +1,5 @@
-"""What a request tells the engine about its documents, and the cache salt that goes with it."""
+"""The plain data by which a request tells the engine how to blend it, and the cache salt that goes with
+it."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ FIELD = "blendrag"
 _SEAL = "seal"
 
 SECRET = "BLENDRAG__SECRET"
-"""In the environment of a server and its engine: what recipes are sealed by. Without it, nobody else can send
-any."""
+"""The environment variable of a server and its engine with the secret that recipes are sealed by. An engine
+without it takes unsealed recipes: nobody else can send it any."""
 
 # A longer fresh tail behind the last document is left to the engine, which prefills it in chunks between
 # other requests' steps.
@@ -28,13 +29,13 @@ _MAX_FUSED_TAIL = 256
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How one prompt is blended.
+    """The instructions for blending one prompt.
 
     store: id of an opened store (``StoreClient.open``).
     spans: (chunk key, start, length) per cached segment, token offsets in the prompt, ascending.
-    options: how; ``blend`` and ``min_cached_tokens`` have been obeyed by then.
+    options: how to blend; ``blend`` and ``min_cached_tokens`` have been obeyed already.
     tree, head: an opened tree, and (key, end) of its nodes that the prompt begins with. Only what is behind
-    them is blended; all of it, if they cannot be had.
+    them is blended; all of the prompt, if they cannot be had.
     """
 
     store: str
@@ -45,47 +46,49 @@ class Recipe:
 
     @property
     def cached(self) -> int:
-        """Cached tokens."""
+        """Return the number of cached tokens."""
         return sum(length for _, _, length in self.spans)
 
     @property
     def cached_end(self) -> int:
-        """Position after the last cached token."""
+        """Return the position after the last cached token."""
         return max(start + length for _, start, length in self.spans)
 
     def reused_end(self, claimed: int, block_size: int) -> int:
-        """Return the position behind the last cached token whose stored KV is used, of a prompt whose first
-        ``claimed`` tokens the fused prefill computes.
+        """Return the position behind the last cached token whose stored KV is used, if the fused prefill
+        computes the first ``claimed`` tokens.
 
-        It ends a block of the paged cache. What is cached in the block behind it is computed like fresh
-        tokens: the prefix cache holds whole blocks, so the engine computes it, too, when the prompt comes
-        again, and the answer stays the same.
+        It ends a block of the paged cache. Cached tokens in the next block are computed like fresh ones: the
+        prefix cache holds whole blocks, so the engine computes that block, too, when the prompt comes again,
+        and the answer stays the same.
         """
         return min(self.cached_end, claimed) // block_size * block_size
 
     def claim(self, num_prompt_tokens: int, block_size: int, own: int = 1) -> int:
-        """Return how many leading tokens the fused prefill computes; the engine computes ``own`` or more, but
-        for a short question, half of which is read first."""
+        """Return how many leading tokens the fused prefill computes. The engine computes the others: ``own``
+        or more; of a short question only half, as the fused prefill reads the first half."""
         tail = num_prompt_tokens - self.cached_end
         if tail > _MAX_FUSED_TAIL:
             return self.reused_end(num_prompt_tokens, block_size)
         return max(0, num_prompt_tokens - min(own, max(2, tail // 2)))
 
     def transfer_params(self, ticket: str) -> dict[str, Any]:
-        """For ``SamplingParams.extra_args["kv_transfer_params"]``; ``ticket`` names the request."""
+        """Return the value of ``SamplingParams.extra_args["kv_transfer_params"]``. ``ticket`` names the
+        request."""
         return {FIELD: asdict(self), "ticket": ticket}
 
     @property
     def untraced(self) -> Recipe:
-        """What its KV depends on."""
+        """Return the recipe without what does not change its KV: the trace."""
         return replace(self, options=replace(self.options, trace=False))
 
     def cache_salt(self, namespace: str, token_ids: Sequence[int]) -> str:
-        """Keeps blended KV out of the exact prefix cache, and one recipe's from another's (decision D9).
+        """Return the salt that keeps blended KV apart from exact KV in the prefix cache, and one recipe's
+        from another's (decision D9).
 
         The prefix cache hashes the tokens before a block itself; the salt adds what else blended KV depends
-        on. Where the selector reads the question, that is what stands behind the documents. The namespace
-        stands in it as it is: no two of them have a salt in common, whatever a hash does.
+        on. Where the selector reads the question, that includes the text behind the documents. The namespace
+        is a plain part of it, so two namespaces never share a salt, whatever a hash does.
         """
         parts = json.dumps(asdict(self.untraced))
         if self._reads_question():
@@ -97,14 +100,14 @@ class Recipe:
 
         try:
             return make_selector(self.options).reads_question
-        except ConfigError:  # the worker will say so, and the engine prefill the prompt; or it knows more
+        except ConfigError:  # the worker says so, and the engine prefills plainly; or the worker knows more
             return False
 
 
 @dataclass(frozen=True, slots=True)
 class EvictionOrder:
-    """A prompt of ``tokens``, all of them computed, in the first of these blocks: the step at hand computes
-    what follows. No blocks: they are not known, and stay."""
+    """An order to evict the KV of a prompt of ``tokens``, all of them computed, in the first of these blocks.
+    The step at hand computes what follows. No blocks: they are not known, and nothing is evicted."""
 
     request_id: str
     ticket: str
@@ -114,7 +117,8 @@ class EvictionOrder:
 
 @dataclass(slots=True)
 class BlendOrder:
-    """One prompt for the worker to compute: tokens [0, len(token_ids)), of which ``written`` are there."""
+    """An order to blend one prompt: the worker computes tokens [0, len(token_ids)), of which ``written`` are
+    there."""
 
     request_id: str
     ticket: str
@@ -125,7 +129,7 @@ class BlendOrder:
 
 
 def read_recipe(params: dict[str, Any] | None) -> Recipe | None:
-    """The recipe in a request's ``kv_transfer_params``; None for a plain request."""
+    """Return the recipe in a request's ``kv_transfer_params``; None for a plain request."""
     fields = (params or {}).get(FIELD)
     if not fields or not fields.get("spans"):
         return None
@@ -135,13 +139,13 @@ def read_recipe(params: dict[str, Any] | None) -> Recipe | None:
 
 
 def sealed(params: dict[str, Any], salt: str | None, secret: str) -> dict[str, Any]:
-    """``transfer_params`` that only who knows the secret can have made: those of a server, which anyone may
-    send requests to. Blended KV under another prompt's salt would be taken for that prompt's."""
+    """Return ``transfer_params`` with a seal that only who knows the secret can make. Anyone may send
+    requests to a server, and blended KV under another prompt's salt would be taken for that prompt's."""
     return {**params, _SEAL: _seal(params, salt or "", secret)}
 
 
 def is_sealed(params: dict[str, Any], salt: str | None, secret: str) -> bool:
-    """Whether they are of this server, and for this salt."""
+    """Return whether ``params`` were sealed with this secret, for this salt."""
     seal = str(params.get(_SEAL)).encode("utf-8", "surrogatepass")
     return hmac.compare_digest(seal, _seal(params, salt or "", secret).encode())
 
@@ -152,5 +156,5 @@ def _seal(params: dict[str, Any], salt: str, secret: str) -> str:
 
 
 def spans_of(segments: Sequence[Sequence[Any]]) -> tuple[tuple[str, int, int], ...]:
-    """A plan's ``transfer_params()`` as spans."""
+    """Return a plan's ``transfer_params()`` as spans."""
     return tuple((str(key), int(start), int(length)) for key, start, length in segments)

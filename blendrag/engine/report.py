@@ -1,4 +1,4 @@
-"""What the engine says of one request's blend."""
+"""The engine's report on one request's blend."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Cause = Literal["recipe", "salt", "memory", "error"]
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """What was done with a prompt's KV behind its first token.
+    """The result of evicting a prompt's KV after its first token.
 
-    tokens: that a head has kept, on average. first, last: numbers of the request's blocks, between which all
-    are free now; first_block: the id of its very first. whole: why nothing was evicted; None if it was.
+    tokens: how many a head has kept, on average. first, last: the request's blocks [first, last) are free
+    now. first_block: the id of its very first block. whole: why nothing was evicted; None if it was.
     """
 
     tokens: int = 0
@@ -37,17 +37,17 @@ def out_of_memory(error: BaseException) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class BlendReport:
-    """Made by the worker, or by the scheduler for a request that it does not blend.
+    """The report on one request, made by the worker, or by the scheduler for a request that is not blended.
 
-    prefix: leading prompt tokens that were left as the engine's prefix cache had them. exact: those behind
-    them whose KV the tree of prefixes had, as full prefill makes it. cached: those behind these whose KV was
-    loaded. fresh: those that had none. recomputed: of the cached ones, mean over the layers from the
-    selector's first choice on. missing: why chunks could not be had, by key.
+    prefix: leading prompt tokens that were left as the engine's prefix cache had them. exact: tokens behind
+    them whose KV the tree of prefixes had, as full prefill makes it. cached: tokens behind these whose KV was
+    loaded. fresh: tokens without stored KV. recomputed: how many of the cached ones, mean over the layers
+    from the selector's first choice on. missing: why chunks could not be had, by key.
     selector, ratio: what was blended with. decision: why the controller loaded these chunks and no others.
-    slices: in how many parts it was done. tiers: chunks loaded, by the tier they came from. ms: time by part:
-    load, select, recompute. kv_kept: tokens that the answer was decoded from, on average of a head, where KV
-    was evicted; kv_freed: blocks that this has freed; kv_whole: why none was, where it should have been.
-    trace: what was loaded and computed when, if that was asked for.
+    slices: in how many parts the blend was done. tiers: chunks loaded, by the tier they came from. ms: time
+    by part: load, select, recompute. kv_kept: tokens that a head decoded the answer from, on average, where
+    KV was evicted. kv_freed: blocks freed by that. kv_whole: why nothing was evicted, where it should have
+    been. trace: what was loaded and computed when, if asked for.
     fallback: why the prompt was prefilled plainly instead, in words; None if it was blended. cause: the same
     as a metric's label.
     """
@@ -73,21 +73,21 @@ class BlendReport:
 
     @classmethod
     def failed(cls, error: Exception, prefix: int = 0) -> Self:
-        """Of a request whose blend raised this."""
+        """Return the report of a request whose blend raised this error."""
         cause: Cause = "memory" if out_of_memory(error) else "error"
         return cls(prefix=prefix, fallback=f"{type(error).__name__}: {error}", cause=cause)
 
     def evicted(self, eviction: Eviction) -> Self:
-        """With what became of its KV."""
+        """Return this report with what was done with the prompt's KV."""
         return replace(self, kv_kept=eviction.tokens, kv_freed=eviction.freed, kv_whole=eviction.whole or "")
 
     @property
     def problem(self) -> str | None:
-        """Why not all that was asked for was blended; None if it was."""
+        """Return why not all that was asked for was blended; None if it was."""
         return self.fallback or (f"chunks are missing: {self.missing}" if self.missing else None)
 
     def to_plain(self) -> dict[str, Any]:
-        """What crosses between processes."""
+        """Return this report as plain data, which crosses between processes."""
         return asdict(self)
 
     @classmethod

@@ -1,5 +1,5 @@
-"""What a worker failed with while it started. vLLM tells its client only that one did, and logs the error
-where it happened; so it goes through a file."""
+"""The error that a worker failed with at its start. vLLM tells its client only that one failed, and logs the
+error in the worker; so it goes through a file."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-VARIABLE = "BLENDRAG__START_ERROR"  # in the environment of a worker: which file
+VARIABLE = "BLENDRAG__START_ERROR"  # the file, in the environment of a worker
 
 
 def file_in(folder: str) -> Path:
-    """The one of an engine whose sockets are in this folder."""
+    """Return the error file of an engine whose sockets are in this folder."""
     return Path(folder) / "start_error"
 
 
 class _Keeper(logging.Handler):
-    """Writes the last error that was logged."""
+    """A log handler that writes the last error logged to a file."""
 
     def __init__(self, file: Path) -> None:
         super().__init__(logging.ERROR)
@@ -30,18 +30,18 @@ class _Keeper(logging.Handler):
 
 
 def keep(logger: logging.Logger) -> None:
-    """From now on, of what is logged there."""
+    """Write errors that are logged by ``logger`` to the file from now on."""
     if VARIABLE in os.environ:
         logger.addHandler(_Keeper(Path(os.environ[VARIABLE])))
 
 
 def kept(folder: str) -> str | None:
-    """What was written there; None: nothing."""
+    """Return the error that was written; None if there is none."""
     file = file_in(folder)
     return file.read_text(encoding="utf-8") if file.is_file() else None
 
 
 def one_line(error: BaseException) -> str:
-    """What it says, without line breaks, or its name."""
+    """Return the error's message without line breaks, or its class name."""
     said = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
     return " ".join(said.split()) or type(error).__name__

@@ -16,14 +16,14 @@ Array = npt.NDArray[np.float32]
 
 UNITS = 128  # LPC section 3.2
 LAYERS = 3
-# No set of conversations shows that something is surer than this, and eviction takes it at its word.
+# No set of conversations shows that something is surer than this, and eviction trusts it fully.
 _SUREST = 7.0
-_FARTHEST = 10.0  # standard deviations: what lies beyond was not trained on
+_FARTHEST = 10.0  # standard deviations: farther values were not trained on
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Classifier:
-    """Linear layers with ReLU between them, on standardised columns.
+    """A classifier of linear layers with ReLU between them, on standardised columns.
 
     mean, scale: [width]. layers: weight [out, in] and bias [out] of each, the last with one output: the
     logit.
@@ -34,8 +34,8 @@ class Classifier:
     layers: tuple[tuple[Array, Array], ...]
 
     def logits(self, rows: Array) -> Floats:
-        """[n] from [n, width]: the log odds that the conversation goes on. Raises PredictorError for rows of
-        another width."""
+        """Return [n] from [n, width]: the log odds that the conversation goes on. Raises PredictorError for
+        rows of another width."""
         if rows.shape[1] != len(self.mean):
             raise PredictorError(
                 f"the embedder makes rows of {rows.shape[1]} numbers, and the predictor was fitted to"
@@ -47,11 +47,11 @@ class Classifier:
         return np.clip(hidden[:, 0].astype(np.float64), -_SUREST, _SUREST)
 
     def probability(self, rows: Array) -> Floats:
-        """[n]: the chance that the conversation goes on."""
+        """Return [n] from [n, width]: the chance that the conversation goes on."""
         return 1.0 / (1.0 + np.exp(-self.logits(rows)))
 
 
 def shapes(width: int) -> Sequence[tuple[tuple[int, int], tuple[int]]]:
-    """Of weight and bias of each layer, for rows of ``width``."""
+    """Return the shapes of weight and bias of each layer, for rows of ``width``."""
     widths = [width, *[UNITS] * (LAYERS - 1), 1]
     return [((out, into), (out,)) for into, out in pairwise(widths)]

@@ -1,4 +1,4 @@
-"""How often chunks were used, also those that have left."""
+"""The counts of how often chunks were used, also of chunks that have left."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ _LEAST = 1024
 
 @dataclass(slots=True)
 class Count:
-    """One chunk. uses: all of them. computed: those for which it had to be computed; costs: their costs, in
-    seconds per unit of size, added up."""
+    """The counts of one chunk. uses: all its uses. computed: uses for which it had to be computed. costs: the
+    costs of those, in seconds per unit of size, added up."""
 
     uses: int = 0
     computed: int = 0
@@ -19,7 +19,7 @@ class Count:
 
 
 class Counts:
-    """Records of the chunks that are held, and of so many times as many that left last.
+    """The counts of the chunks that are held, and of a multiple of that number that left last.
 
     A frequency that began anew with every return would make a chunk that comes and goes look new each time.
     RAGCache counts within a window of time (section 5.1); this window is one of chunks, so that memory is
@@ -32,14 +32,14 @@ class Counts:
         self._left: OrderedDict[str, Count] = OrderedDict()
 
     def of(self, key: str) -> Count:
-        """The record of a chunk that is held from now on."""
+        """Return the record of a chunk that is held from now on."""
         seen = self._held.get(key)
         if seen is None:
             seen = self._held[key] = self._left.pop(key) if key in self._left else Count()
         return seen
 
     def left(self, key: str) -> None:
-        """The chunk is no longer held."""
+        """Note that the chunk is no longer held."""
         seen = self._held.pop(key, None)
         if seen is not None:
             self._left[key] = seen

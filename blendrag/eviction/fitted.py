@@ -1,4 +1,4 @@
-"""What ``blendrag fit`` has found, in one file: the predictor of ``lpc`` and the table of ``lpc+``."""
+"""The file with what ``blendrag fit`` has found: the predictor of ``lpc`` and the table of ``lpc+``."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ from blendrag.eviction.classifier import Classifier, shapes
 from blendrag.eviction.hazard import FEATURES, Hazard
 from blendrag.private import make_folder, write_whole
 
-VERSION = "3"  # of the file, of the rows that the predictor reads, and of what the table's features mean
+VERSION = "3"  # of the file, of the rows that the predictor reads, and of the meaning of the table's features
 
 Tensors = dict[str, np.ndarray[Any, Any]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fitted:
-    """classifier: whether a conversation goes on, from rows of ``embedder``. hazard: when a chunk is used
-    again. Either may be missing. facts: on what they were fitted, by the policy's name."""
+    """The results of a fit. classifier: whether a conversation goes on, from rows of ``embedder``. hazard:
+    when a chunk is used again. Either may be missing. facts: on what they were fitted, by the policy's
+    name."""
 
     classifier: Classifier | None = None
     embedder: str = ""
@@ -36,17 +37,17 @@ class Fitted:
 
 
 def evictor_folder(cache_dir: Path) -> Path:
-    """Where this user's log and what was fitted to it are."""
+    """Return the folder of this user's log and of what was fitted to it."""
     return cache_dir.expanduser() / "evictor"
 
 
 def fitted_file(cache_dir: Path) -> Path:
-    """Where this user's is."""
+    """Return the file of this user's fit."""
     return evictor_folder(cache_dir) / "fitted.safetensors"
 
 
 def with_file(policy: str, cache_dir: Path) -> str:
-    """The policy's name with the file that it goes by, where it needs one. Warns if there is none."""
+    """Return the policy's name with the file that it uses, where it needs one. Warns if there is none."""
     if policy != "lpc+":
         return policy
     file = fitted_file(cache_dir)
@@ -87,7 +88,7 @@ def save_fitted(file: Path, fitted: Fitted) -> None:
 
 
 def load_fitted(file: Path) -> Fitted:
-    """Raises PredictorError if there is none, or none that can be right."""
+    """Read what was fitted. Raises PredictorError if there is no file, or none that can be right."""
     try:
         with safe_open(file, framework="numpy") as opened:
             facts = dict(opened.metadata() or {})

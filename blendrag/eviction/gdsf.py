@@ -9,7 +9,7 @@ from blendrag.eviction.interface import EvictionPolicy, MayLeave, Use, anything,
 
 @register_policy("gdsf")
 class GDSF(EvictionPolicy):
-    """Priority = Clock + Frequency * Cost / Size (eq. 1); the lowest leaves first.
+    """A policy by Priority = Clock + Frequency * Cost / Size (eq. 1); the lowest leaves first.
 
     The clock is the highest priority of what was evicted so far (eq. 2), so that what is not used any more
     is overtaken in the end. A chunk takes the clock's time when it is used. Cost is taken to grow with size,
@@ -32,7 +32,7 @@ class GDSF(EvictionPolicy):
     def removed(self, key: str) -> None:
         priority = self._heap.remove(key)
         if priority is not None:
-            if key == self._named:  # evicted; what its owner deleted tells nothing about priorities
+            if key == self._named:  # evicted; a deletion by its owner tells nothing about priorities
                 self._aging = max(self._aging, priority)
             self._counts.left(key)
 
@@ -50,11 +50,11 @@ class GDSF(EvictionPolicy):
 
 @register_policy("pgdsf")
 class PGDSF(GDSF):
-    """GDSF with what computing the chunk did cost.
+    """The policy GDSF with the cost that computing the chunk had.
 
     Cost / Size is the mean of Cost_i / NewSize_i over the uses that did not find the chunk (eq. 3): the same
-    chunk costs more behind a long prefix, and less beside others that are computed with it. A chunk whose
-    cost nobody knows has the mean of all; where none is known, this is GDSF.
+    chunk costs more behind a long prefix, and less if others are computed with it. A chunk whose cost nobody
+    knows has the mean of all; where none is known, this is GDSF.
     """
 
     def __init__(self) -> None:

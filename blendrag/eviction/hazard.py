@@ -1,9 +1,10 @@
-"""When a chunk will be used again, as far as its last use tells: a table of factors, without torch.
+"""A table of factors, without torch, that tells when a chunk will be used again, as far as its last use
+shows.
 
 Time since the last use is cut into steps ("ages"). In each step a chunk that was not used until then is used
-at some rate; the model is the logarithm of that rate: a number for the step, and one for every border that a
-feature of the use has passed. So it can be read: "used a second time: 3 times the rate". It knows nothing of
-a feature but the interval that it is in: a use is one of a few thousand cases, and each is computed once.
+at some rate. The model is the logarithm of that rate: a number for the step, and one for every border that a
+feature of the use has passed. So it can be read: "used a second time: 3 times the rate". Of a feature it
+knows only the interval that it is in: a use is one of a few thousand cases, and each is computed once.
 """
 
 from __future__ import annotations
@@ -20,28 +21,28 @@ from numpy.typing import NDArray
 from blendrag.eviction.interface import Use
 
 FEATURES = ("count", "gap", "first", "depth", "length", "new", "fresh", "last", "continues")
-"""count: uses so far, this one included. gap: seconds since the use before; -1: there was none. first:
-seconds since the first use; with the count it tells a rate. depth, length: place in the prompt, and chunks in
-it. new: chunks of the prompt never seen before. fresh: 1 for one of these. last: 1 for the prompt's last
-chunk (which, being cut off anywhere, seldom comes again). continues: chance that the conversation goes on;
-UNTOLD: nobody said."""
+"""The features of a use. count: uses so far, this one included. gap: seconds since the use before; -1: there
+was none. first: seconds since the first use; with the count it tells a rate. depth, length: place in the
+prompt, and chunks in it. new: chunks of the prompt never seen before. fresh: 1 for one of these. last: 1 for
+the prompt's last chunk (which, being cut off anywhere, seldom comes again). continues: chance that the
+conversation goes on; UNTOLD: nobody said."""
 
 Features = tuple[float, ...]
 UNTOLD = -1.0
 
 Floats = NDArray[np.float64]
 Cases = NDArray[np.int64]
-Case = tuple[int, ...]  # of each feature that is read, the interval it is in
+Case = tuple[int, ...]  # the interval of each feature that is read
 
-_CASES = 65_536  # are remembered; a workload has a few thousand
+_CASES = 65_536  # cases that are remembered; a workload has a few thousand
 _STEPS_PER_OCTAVE = 8  # of the index, between two levels: 9 %
-_LOWEST = 2.0**-24  # uses a second; twice a year
+_LOWEST = 2.0**-24  # uses a second: twice a year
 TOP = 255  # the highest level: 240 uses a second
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Hazard:
-    """The model.
+    """The model of when chunks are used again.
 
     ages: seconds, ascending from 0: borders of the K steps; behind the last nothing is known.
     borders: of each feature that is read, in the order of FEATURES, what separates its intervals, ascending.
@@ -64,11 +65,11 @@ class Hazard:
         self._read.extend(read)
 
     def case(self, features: Features) -> Case:
-        """Which intervals the features are in. NaN is behind all borders."""
+        """Return the intervals that the features are in. NaN is behind all borders."""
         return tuple([bisect_right(these, features[place]) for place, these in self._read])
 
     def levels(self, case: Case) -> bytes:
-        """The chunk's level in each step, and one more, 0, for afterwards: [K + 1] of 0 to TOP."""
+        """Return the chunk's level in each step, and one more, 0, for afterwards: [K + 1] of 0 to TOP."""
         found = self._levels.get(case)
         if found is None:
             if len(self._levels) >= _CASES:
@@ -77,7 +78,7 @@ class Hazard:
         return found
 
     def rates(self, cases: Cases) -> Floats:
-        """[n, K] uses a second, of [n, features that are read] cases."""
+        """Return the rates, [n, K] uses a second, of [n, features that are read] cases."""
         logs = passed(cases, self.borders) @ self.weights + self.bias
         rates: Floats = np.exp(np.clip(logs, -20.0, 5.0))
         return rates
@@ -90,16 +91,16 @@ class Hazard:
 
 
 def passed(cases: Cases, borders: Mapping[str, tuple[float, ...]]) -> Floats:
-    """[n, sum of borders], 0 or 1: which borders each of [n, len(borders)] cases has passed."""
+    """Return [n, sum of borders], 0 or 1: which borders each of [n, len(borders)] cases has passed."""
     columns = [cases[:, [place]] > np.arange(len(these)) for place, these in enumerate(borders.values())]
     found: Floats = np.concatenate([np.empty((len(cases), 0)), *columns], axis=1).astype(np.float64)
     return found
 
 
 def gittins(rates: Sequence[float], steps: Sequence[float]) -> list[float]:
-    """What a place in the cache earns: expected uses per second of residence, [K], for each age step.
+    """Return what a place in the cache earns: expected uses per second of residence, [K], for each age step.
 
-    From step a on, the best of all plans "keep it until step b at the latest, and let go once it was used":
+    From step a on, the best of all plans "keep it until step b at the latest, and drop it once it was used":
     max over b of P(used in a..b) / E[time kept]. This is Gittins' index of the chunk. rates: [K] uses a
     second, above 0; steps: [K] seconds.
     """
@@ -116,14 +117,14 @@ def gittins(rates: Sequence[float], steps: Sequence[float]) -> list[float]:
 
 
 class History:
-    """Uses of each chunk, also of chunks that left: of the ``most`` used last."""
+    """The history of each chunk's uses, also of chunks that left: of the ``most`` used last."""
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self._uses: OrderedDict[str, tuple[int, float, float]] = OrderedDict()  # count, first time, last
+        self._uses: OrderedDict[str, tuple[int, float, float]] = OrderedDict()  # count, first time, last time
 
     def used(self, key: str, use: Use, at: float) -> Features:
-        """Note a use at ``at``, and what was known of it then."""
+        """Note a use at ``at``. Returns its features, as known then."""
         count, first, last = self._uses.get(key, (0, at, at))
         gap = at - last if count else -1.0
         count += 1

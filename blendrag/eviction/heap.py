@@ -11,7 +11,7 @@ _CHILDREN = 16  # as many doubles as fill two cache lines: measured against 8 an
 
 
 class IndexedHeap:
-    """Keys by priority, the lowest first; of equal priorities the one that was pushed longest ago.
+    """A heap of keys by priority, the lowest first; of equal priorities the one that was pushed longest ago.
 
     Unlike a lazily cleaned heap it holds each key once, so that no call costs more than O(log n). With a
     million keys the time goes into memory that is not in the processor's cache. Hence flat arrays, and 16
@@ -52,7 +52,7 @@ class IndexedHeap:
             move(place, priority, self._pushed, slot)
 
     def remove(self, key: str) -> float | None:
-        """Take the key out: its priority; None if it was not in."""
+        """Take the key out. Returns its priority; None if it was not in."""
         slot = self._slots.pop(key, None)
         if slot is None:
             return None
@@ -68,11 +68,12 @@ class IndexedHeap:
         return priority
 
     def peek(self) -> tuple[str, float] | None:
-        """The first key and its priority; None if there is none."""
+        """Return the first key and its priority; None if there is none."""
         return (self._keys[self._heap[0]], self._priorities[0]) if self._heap else None
 
     def first(self, wanted: Callable[[str], bool]) -> str | None:
-        """The first of the wanted keys; None if there is none. O(k log k) for k keys that come before it."""
+        """Return the first of the wanted keys; None if there is none. O(k log k) for k keys that come before
+        it."""
         ahead = [(self._priorities[0], self._turns[0], 0)] if self._heap else []
         while ahead:
             _, _, place = heapq.heappop(ahead)
@@ -115,7 +116,7 @@ class IndexedHeap:
             alike = group.count(below)
             if alike == 1:
                 child = first + group.index(below)
-            else:  # without a loop of Python's: where many are alike, every eviction comes by here as well
+            else:  # no loop in Python: where many are alike, every eviction comes here, too
                 waited = turns[first : first + _CHILDREN].tolist()
                 ties = waited if alike == len(group) else compress(waited, map(below.__eq__, group))
                 child = first + waited.index(min(ties))

@@ -1,4 +1,4 @@
-"""What a tier asks of an eviction policy, and the registry of policies."""
+"""The interface of eviction policies, as a tier uses them, and their registry."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from blendrag.names import Registry
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What is known of one use of a chunk. Everything but ``at`` may be unknown.
+    """The facts of one use of a chunk. Everything but ``at`` may be unknown.
 
     at: seconds, by any clock; where it runs backwards, or is NaN, time stands still.
     cost: seconds per unit of size that computing the chunk took (RAGCache eq. 3: Cost_i / NewSize_i of the
@@ -31,7 +31,7 @@ class Use:
 
 
 MayLeave = Callable[[str], bool]
-"""Whether a chunk may leave now: of a tree, only leaves may (RAGCache, section 5.1)."""
+"""A function that tells whether a chunk may leave now: of a tree, only leaves may (RAGCache, section 5.1)."""
 
 
 def anything(key: str) -> bool:
@@ -39,7 +39,8 @@ def anything(key: str) -> bool:
 
 
 class EvictionPolicy(ABC):
-    """Keeps the order in which a tier's chunks leave. The tier serialises all calls.
+    """The interface of policies, which keep the order in which a tier's chunks leave. The tier serialises all
+    calls.
 
     Chunks that are no longer held, or never were, may be named in any call but ``added``: they are ignored.
     """
@@ -48,42 +49,43 @@ class EvictionPolicy(ABC):
 
     @abstractmethod
     def added(self, key: str, size: int, use: Use) -> None:
-        """A chunk came in (or was replaced); ``use`` did not find it. size: in the tier's units."""
+        """Note that a chunk came in (or was replaced); ``use`` did not find it. size: in the tier's units."""
 
     @abstractmethod
     def used(self, key: str, use: Use) -> None:
-        """A chunk was read."""
+        """Note that a chunk was read."""
 
     @abstractmethod
     def removed(self, key: str) -> None:
-        """A chunk left, for whatever reason."""
+        """Note that a chunk left, for whatever reason."""
 
     @abstractmethod
     def victim(self, may_leave: MayLeave = anything) -> str | None:
-        """The chunk that should leave next, of those that may; None when there is none. Changes nothing: it
-        may yet stay."""
+        """Return the chunk that should leave next, of those that may; None if there is none. Changes nothing:
+        the chunk may yet stay."""
 
     def forecast(  # noqa: B027  (most policies do not care)
         self, key: str, probability: float, at: float, conversation: str = ""
     ) -> None:
-        """A conversation that used the chunk goes on with this probability, as it seemed at ``at``.
+        """Note that a conversation that used the chunk goes on with this probability, as it seemed at ``at``.
 
-        conversation: which one, so that its next forecast takes the place of this one; others' stay.
+        conversation: its name, so that its next forecast replaces this one; others' stay.
         """
 
     @classmethod
     def fitted(cls, file: Path) -> Self:
-        """One that goes by what was fitted (:mod:`blendrag.eviction.fitted`). Raises ConfigError for policies
-        that go by nothing of the kind, PredictorError for a file that cannot be used."""
+        """Make a policy that uses what was fitted (:mod:`blendrag.eviction.fitted`). Raises ConfigError for
+        policies that use nothing of the kind, PredictorError for a file that cannot be used."""
         raise ConfigError(f"the eviction policy goes by no file: leave out @{file}")
 
     @classmethod
     def uses_forecasts(cls) -> bool:
-        """Whether :meth:`forecast` does anything: nobody makes forecasts for policies that ignore them."""
+        """Return whether :meth:`forecast` does anything: nobody makes forecasts for policies that ignore
+        them."""
         return cls.forecast is not EvictionPolicy.forecast
 
     def _now(self, at: float) -> float:
-        """The latest time that any call has named, this one included."""
+        """Return the latest time that any call has named, this one included."""
         if at > self._clock:
             self._clock = at
         return self._clock
@@ -94,7 +96,7 @@ register_policy = POLICIES.register
 
 
 def make_policy(name: str) -> EvictionPolicy:
-    """A new policy called ``name``; behind an ``@``, the file that it goes by. Raises ConfigError for an
+    """Make a policy called ``name``; behind an ``@``, the file that it uses. Raises ConfigError for an
     unknown one, PredictorError for a file that cannot be used."""
     kind, _, file = name.partition("@")
     return POLICIES[kind].fitted(Path(file)) if file else POLICIES[kind]()

@@ -1,4 +1,4 @@
-"""Least frequently used."""
+"""The policy that evicts the least frequently used chunk."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from blendrag.eviction.interface import EvictionPolicy, MayLeave, Use, anything,
 
 @register_policy("lfu")
 class LFU(EvictionPolicy):
-    """The chunk that was used least often leaves first; of several, the one used longest ago.
+    """The policy by which the chunk that was used least often leaves first; of several, the one used longest
+    ago.
 
     Nothing ages: what was popular once stays. That is LFU's known weakness, and why there is GDSF.
     """

@@ -1,4 +1,5 @@
-"""Learned Prefix Caching (LPC, section 3.4): what belongs to conversations that are over leaves first."""
+"""The policy of Learned Prefix Caching (LPC, section 3.4): chunks of conversations that are over leave
+first."""
 
 from __future__ import annotations
 
@@ -10,15 +11,16 @@ from blendrag.eviction.interface import EvictionPolicy, MayLeave, Use, anything,
 SCALE = 1e-2  # per second: one over the mean gap between turns (section 3.4.2)
 _LEAST = 1e-6  # 0 and 1 have no logit
 _SHARING = 8
-_NOBODY = ""  # who goes on with the usual chance, until a forecast comes
-_LATELY = 1e-3  # what one more forecast counts in the usual chance
+_NOBODY = ""  # the owner of the usual chance, which holds until a forecast comes
+_LATELY = 1e-3  # the weight of one more forecast in the usual chance
 
-_Lines = tuple[tuple[float, str], ...]  # the highest first; with whose conversation it is
+_Lines = tuple[tuple[float, str], ...]  # lines, the highest first, each with its conversation
 
 
 @register_policy("lpc")
 class LPC(EvictionPolicy):
-    """Ranks a chunk by the chance that a conversation goes on that used it; it fades while nothing happens.
+    """The policy that ranks a chunk by the chance that a conversation that used it goes on. The chance fades
+    while nothing happens.
 
     The paper's p' = p d / (p d + 1 - p) with d = exp(-(t - t_last) scale) is a line in logits:
     logit(p') = logit(p) - scale (t - t_last). All chunks' lines fall alike, so that their order never changes
@@ -28,7 +30,7 @@ class LPC(EvictionPolicy):
 
     Between a use and its forecast the chance is what it lately was on average: were it 1/2 where most go on,
     the newest chunks would leave first. If no forecast ever comes, or always the same, that is exactly LRU.
-    ``ignored``: forecasts that were no probabilities.
+    ``ignored``: how many forecasts were no probabilities.
     """
 
     def __init__(self) -> None:

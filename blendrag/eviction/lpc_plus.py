@@ -1,4 +1,4 @@
-"""What a chunk's uses tell about its next one: learned eviction for chunks, not only for conversations."""
+"""The policy learned from chunks' own uses: eviction for chunks, not only for conversations."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from blendrag.eviction.hazard import Features, Hazard, History
 from blendrag.eviction.interface import EvictionPolicy, MayLeave, Use, anything, register_policy
 from blendrag.eviction.ranks import RankedChunks
 
-_LEAST_REMEMBERED, _TIMES = 4096, 4  # chunks whose uses are counted: so many, or times as many as are held
+_LEAST_REMEMBERED, _TIMES = 4096, 4  # counted chunks: the larger of this, and so many times the held
 _UNTAUGHT = b"\0"  # everything on one level: the order of LRU
-_KEYS = 2048  # each trial cache holds at most
+_KEYS = 2048  # keys that each trial cache holds, at most
 _MEMORY = 2000.0  # uses of sampled keys, after which a hit counts 1/e
-_MARGIN = 1.02  # so much more, relatively, the other side has to find for a change of sides
+_MARGIN = 1.02  # how much more, relatively, the other side has to find to take over
 
 
 @register_policy("lpc+")
 class LPCPlus(EvictionPolicy):
-    """The chunk leaves first that is expected to be used least per second of its stay (:mod:`.hazard`).
+    """The policy by which the chunk leaves first that is expected to be used least per second of its stay
+    (:mod:`.hazard`).
 
     LPC ranks by the chance that a conversation goes on, and lets it fade. Here that forecast is one feature
     among others, and how the chance changes with time is learned, too: a chat pauses for a minute and then
     goes on, so its chunks are worth more after a minute than after a second. Without a model it is LRU. While
     LRU would lately have found more on a sample of the keys (:class:`_Guard`), it is LRU as well.
 
-    The chunks of a prompt are to be named from its end to its beginning, as a prefix cache lets go of them.
+    The chunks of a prompt are to be named from its end to its beginning, as a prefix cache drops them.
     """
 
     def __init__(self, hazard: Hazard | None = None) -> None:
@@ -39,7 +40,7 @@ class LPCPlus(EvictionPolicy):
         self._guard = _Guard(ages)
         self._held: int | None = None
         self._prompt: tuple[float, float, float] | None = None  # of the call before: its time, length, new
-        self._depth, self._floor = 0.0, b""  # of the call before: where in the prompt, and its levels
+        self._depth, self._floor = 0.0, b""  # of the call before: the place in the prompt, and its levels
 
     @classmethod
     def fitted(cls, file: Path) -> LPCPlus:
@@ -47,7 +48,7 @@ class LPCPlus(EvictionPolicy):
 
     @property
     def learned(self) -> bool:
-        """Whether the model decides now."""
+        """Return whether the model decides now."""
         return self._hazard is not None and self._guard.learned
 
     def added(self, key: str, size: int, use: Use) -> None:
@@ -68,7 +69,8 @@ class LPCPlus(EvictionPolicy):
         return self._ranks.least(may_leave) if self.learned else self._ranks.oldest(may_leave)
 
     def forecast(self, key: str, probability: float, at: float, conversation: str = "") -> None:
-        """Of the forecasts since the chunk's last use the highest counts (LPC, section 3.5: max pooling)."""
+        """Note a forecast. Of those since the chunk's last use the highest counts (LPC, section 3.5: max
+        pooling)."""
         features = self._features.get(key)
         if features is None or not features[-1] < probability <= 1.0:
             return
@@ -102,10 +104,10 @@ class LPCPlus(EvictionPolicy):
 
 
 class _Guard:
-    """Two small caches, one evicting in the learned order, one in LRU's, see the same sample of the uses.
+    """A comparison of the learned order with LRU's: two small caches see the same sample of the uses.
 
-    A key is in the sample by its hash, so a trial cache that has a share of the keys and the same share of
-    the space finds what the whole would find (SHARDS). The sample is halved whenever it becomes too large.
+    A key is in the sample by its hash, so a trial cache with a share of the keys and the same share of the
+    space has the hit rate of the whole (SHARDS). The sample is halved whenever it becomes too large.
     """
 
     def __init__(self, ages: Sequence[float]) -> None:
@@ -113,10 +115,11 @@ class _Guard:
         self._found = [0.0, 0.0]
         self._mask = 0
         self.learned = True
-        """Whether the learned order is the one to follow."""
+        """True if the learned order is the one to follow."""
 
     def used(self, key: str, size: int, levels: bytes, now: float, held: int | None) -> None:
-        """Any key's use. levels: the model's, by age. held: how much fits into the cache; None: unknown."""
+        """Note a use of any key. levels: the model's, by age. held: how much fits into the cache; None:
+        unknown."""
         if crc32(key.encode()) & self._mask:
             return
         for side, trial in enumerate(self._trials):
@@ -131,7 +134,7 @@ class _Guard:
         self.learned = lru <= learned * _MARGIN if self.learned else learned > lru * _MARGIN
 
     def revised(self, key: str, levels: bytes) -> None:
-        """The model says something else of the key's last use."""
+        """Note that the model's levels for the key's last use have changed."""
         self._trials[0].revise(key, levels)
 
     def _make_room(self, trial: RankedChunks, room: float) -> None:

@@ -1,4 +1,4 @@
-"""Least recently used."""
+"""The policy that evicts the least recently used chunk."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from blendrag.eviction.interface import EvictionPolicy, MayLeave, Use, anything,
 
 @register_policy("lru")
 class LRU(EvictionPolicy):
-    """The chunk that was not read for the longest time leaves first. Goes by the order of calls, not by
-    clocks."""
+    """The policy by which the chunk that was not read for the longest time leaves first. It uses the order of
+    calls, not clocks."""
 
     def __init__(self) -> None:
         self._order: OrderedDict[str, None] = OrderedDict()

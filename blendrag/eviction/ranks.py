@@ -10,11 +10,11 @@ from itertools import chain
 from blendrag.eviction.heap import IndexedHeap
 from blendrag.eviction.interface import MayLeave, anything
 
-_AT_ONCE = 4  # chunks that grow older in one call, at most
+_AT_ONCE = 4  # chunks that move to an older age in one call, at most
 
 
 class Ages:
-    """Which keys have reached which age: a calendar with one page per step.
+    """A calendar of which keys have reached which age, with one page per step.
 
     borders: seconds, ascending, the first one 0; a key is on page i while its age is in [borders[i],
     borders[i + 1]). Pages are turned by :meth:`aged`, as many keys at a time as the caller wants. Since keys
@@ -25,10 +25,10 @@ class Ages:
         self._borders = borders
         self._pages: list[OrderedDict[str, float]] = [OrderedDict() for _ in borders]
         self._page: dict[str, int] = {}
-        self._quiet = float("inf")  # no border is crossed before
+        self._quiet = float("inf")  # no border is crossed before this time
 
     def used(self, key: str, at: float) -> None:
-        """The key's age is 0 at ``at``, which is never less than in calls before."""
+        """Note that the key's age is 0 at ``at``, which is never less than in calls before."""
         page = self._page.get(key)
         if page:
             del self._pages[page][key]
@@ -46,18 +46,18 @@ class Ages:
             del self._pages[page][key]
 
     def step(self, key: str) -> int:
-        """The page that the key is on."""
+        """Return the page that the key is on."""
         return self._page[key]
 
     def oldest(self, wanted: MayLeave = anything) -> str | None:
-        """Of the wanted ones the key that was not used for the longest time."""
+        """Return the wanted key that was not used for the longest time."""
         return next(filter(wanted, chain.from_iterable(reversed(self._pages))), None)
 
     def aged(self, now: float, most: int) -> list[tuple[str, int]]:
-        """Up to ``most`` keys that crossed a border since they were last named, with their new pages.
+        """Return up to ``most`` keys that crossed a border since they were last named, with their new pages.
 
-        The oldest come first: who falls behind is late with young keys, which then cross several borders at
-        once.
+        The oldest come first: a caller that falls behind is late with young keys, which then cross several
+        borders at once.
         """
         if now < self._quiet:
             return []
@@ -81,11 +81,12 @@ class Ages:
 
 
 class RankedChunks:
-    """Chunks with their level for every step of age, the lowest level first, of one level the chunk put there
-    longest ago. Chunks that reach another age get their level a few at a time, by whatever call comes."""
+    """The chunks with their level for every step of age: the lowest level first, in one level the chunk put
+    there longest ago. Chunks that reach another age get their level a few at a time, by whatever call
+    comes."""
 
     def __init__(self, ages: Sequence[float]) -> None:
-        """ages: seconds, ascending from 0: where the steps begin."""
+        """Make an empty one. ages: seconds, ascending from 0: where the steps begin."""
         self._ages, self._order = Ages(ages), IndexedHeap()
         self._chunks: dict[str, tuple[int, bytes]] = {}
         self.size = 0
@@ -100,7 +101,7 @@ class RankedChunks:
         return iter(self._chunks)
 
     def size_of(self, key: str) -> int | None:
-        """None if it is not here."""
+        """Return the chunk's size; None if it is not here."""
         chunk = self._chunks.get(key)
         return None if chunk is None else chunk[0]
 
@@ -115,7 +116,7 @@ class RankedChunks:
             self._order.push(older, self._chunks[older][1][step])
 
     def revise(self, key: str, levels: bytes) -> None:
-        """Other levels for a chunk, if it is here, whose age stays."""
+        """Change the levels of a chunk, if it is here, whose age stays."""
         chunk = self._chunks.get(key)
         if chunk is not None and chunk[1] != levels:
             self._chunks[key] = chunk[0], levels
@@ -130,10 +131,10 @@ class RankedChunks:
             self._order.remove(key)
 
     def least(self, wanted: MayLeave = anything) -> str | None:
-        """Of the wanted chunks the one that is expected to earn its place least; of equals the one that came
+        """Return the wanted chunk that is expected to earn its place least; of equals the one that came
         longest ago."""
         return self._order.first(wanted)
 
     def oldest(self, wanted: MayLeave = anything) -> str | None:
-        """Of the wanted chunks the one that was not used for the longest time."""
+        """Return the wanted chunk that was not used for the longest time."""
         return self._ages.oldest(wanted)

@@ -1,4 +1,4 @@
-"""Whether a conversation goes on: the predictor of Learned Prefix Caching (LPC, section 3.2).
+"""The predictor of whether a conversation goes on, as in Learned Prefix Caching (LPC, section 3.2).
 
 Its forecasts are for eviction policies, which know nothing of texts and models.
 """

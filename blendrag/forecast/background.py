@@ -1,4 +1,4 @@
-"""The predictor beside a running engine: asked without waiting, answering when it can."""
+"""The predictor in a thread next to a running engine: asked without waiting, answering when it can."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from blendrag.eviction.fitted import load_fitted
 from blendrag.forecast.features import Features, Rows
 from blendrag.forecast.log import Prompt
 
-Heard = Callable[[Mapping[str, float]], None]  # by conversation, the chance that it goes on
+Heard = Callable[[Mapping[str, float]], None]  # takes, by conversation, the chance that it goes on
 Record = Callable[[Sequence[Prompt], Sequence[Rows | None]], None]
 
 CAPACITY = 256
@@ -32,15 +32,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Predictor:
-    """An embedder and the classifier that was fitted to its vectors; not for several threads at once. Without
-    a classifier it makes rows for the log alone."""
+    """The predictor: an embedder and the classifier that was fitted to its vectors; not for several threads
+    at once. Without a classifier it only makes rows for the log."""
 
     features: Features
     classifier: Classifier | None
 
     @classmethod
     def load(cls, file: Path, make: Callable[[str], Features]) -> Predictor:
-        """The fitted one. make: the features of an embedder. Raises PredictorError."""
+        """Load the fitted predictor. make: makes the features of an embedder. Raises PredictorError."""
         fitted = load_fitted(file)
         if fitted.classifier is None:
             raise PredictorError(f"there is no predictor in {str(file)!r} yet: blendrag fit makes one")
@@ -49,9 +49,9 @@ class Predictor:
 
 @dataclass(frozen=True, slots=True)
 class ForecastCounts:
-    """Since the start. dropped: the queue was full. unanswered: there was no predictor, or it failed; the
-    chunks of those conversations leave as under LRU. busy_s: processor time of the predictor's thread for
-    these requests. reason: of what went wrong last."""
+    """The counts since the start. dropped: the queue was full. unanswered: there was no predictor, or it
+    failed; the chunks of those conversations leave as under LRU. busy_s: processor time of the predictor's
+    thread for these requests. reason: what went wrong last."""
 
     asked: int = 0
     answered: int = 0
@@ -62,14 +62,15 @@ class ForecastCounts:
 
 
 class BackgroundPredictor:
-    """Answers in a thread of its own, in batches, with the latest prompt of each conversation.
+    """A predictor that answers in a thread of its own, in batches, with the latest prompt of each
+    conversation.
 
     load: makes the predictor, in that thread: libraries and weights take seconds. heard: is called there as
     well, once per batch. record: writes prompts down, with the rows that were made of them, if they may be.
 
-    The thread computes on one processor, with the process's own priority. With a lower one it would be put
-    off while it holds the interpreter's lock, and on a machine that is busy everything else in the process
-    with it: 40 to 100 ms for nearly every prompt, where it now is 5 to 30 for some.
+    The thread computes on one processor, with the process's own priority. With a lower priority it would be
+    put off while it holds the interpreter's lock, and on a busy machine everything else in the process with
+    it: 40 to 100 ms for nearly every prompt, where it now is 5 to 30 for some.
     """
 
     def __init__(
@@ -88,7 +89,8 @@ class BackgroundPredictor:
         self._thread.start()
 
     def ask(self, prompt: Prompt) -> bool:
-        """Whether there was room for it. One without a window is only written down. Returns at once."""
+        """Queue a prompt, and return whether there was room for it. A prompt without a window is only written
+        down. Returns at once."""
         asked = int(prompt.window is not None)
         try:
             self._queue.put_nowait(prompt)
@@ -104,7 +106,7 @@ class BackgroundPredictor:
             return self._counts
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Stop after the batch that is being answered; what waits is written down, and not answered."""
+        """Stop after the batch that is being answered. Waiting prompts are written down, but not answered."""
         self._closing.set()
         with suppress(Full):
             self._queue.put(None, timeout=timeout_s)
@@ -127,7 +129,7 @@ class BackgroundPredictor:
                 self._count(busy_s=time.thread_time() - began)
 
     def _batch(self) -> list[Prompt | None]:
-        """Prompts, as soon as there is one; None among them is the end."""
+        """Return prompts, as soon as there is one; None among them is the end."""
         batch = [self._queue.get()]
         with suppress(Empty):
             while len(batch) < BATCH:
@@ -155,7 +157,8 @@ class BackgroundPredictor:
             self._count(answered=answered, unanswered=len(asking) - answered)
 
     def _tried(self, work: Callable[[], _T], what: str = _NONE) -> _T | None:
-        """What ``work`` gives; None if it fails. Whatever that is, it must not end the thread."""
+        """Return the result of ``work``; None if it fails. Whatever the error is, it must not end the
+        thread."""
         try:
             return work()
         except Exception as error:

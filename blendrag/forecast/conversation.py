@@ -1,8 +1,8 @@
 """Conversations as the predictor knows them: an id, and the latest prompts, cut to a budget of tokens.
 
-LPC section 3.2: the prompt and the four before it, without answers; 512 tokens, as many for each of them; of
-a longer one half from its head and half from its tail, where what matters usually stands. Messages are those
-of chat completions: mappings with ``role`` and ``content``, a text or a list of parts.
+LPC section 3.2: the prompt and the four before it, without answers; 512 tokens, divided equally; of a longer
+prompt half from its head and half from its tail, where what matters usually stands. Messages are those of
+chat completions: mappings with ``role`` and ``content``, a text or a list of parts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from blendrag.text import encodable
 
 PROMPTS = 5
 TOKENS = 512
-# Read per token that may stay: more than words have, so that a cut never shows, and little of a megabyte.
+# Characters read per token that may stay: more than words have, so that a cut never shows, and little of a
+# megabyte.
 _CHARACTERS = 32
 # Characters kept of a prompt, more than are read: windows wait in queues, and some prompts are books.
 _KEPT = (TOKENS + 2) * _CHARACTERS
@@ -40,7 +41,7 @@ class Window:
 
     @classmethod
     def of(cls, prompts: Sequence[str]) -> Window:
-        """From all prompts so far, oldest first; none make an empty window."""
+        """Make a window of all prompts so far, oldest first; none make an empty window."""
         return cls(tuple(prompts[-PROMPTS:]), len(prompts))
 
 
@@ -52,12 +53,12 @@ def _ends(text: str) -> str:
 
 
 def conversation_id(messages: Messages, given: str | None = None, namespace: str = "") -> str | None:
-    """32 hex digits: of the id that the caller gave; else of the system prompt and the first user message. Of
-    each namespace their own.
+    """Return 32 hex digits made from the id that the caller gave, or else from the system prompt and the
+    first user message. Each namespace has its own.
 
-    Those stay while a conversation grows. Conversations that open alike have one id: they share the KV of
-    their opening, but one that goes on then speaks for those that do not; only an id tells them apart. None
-    for a history without a user message.
+    They stay the same while a conversation grows. Conversations that open alike have one id: they share the
+    KV of their opening, but one that goes on then speaks for those that do not; only an id tells them apart.
+    None for a history without a user message.
     """
     whose = b"%s\0\0\0" % namespace.encode() if namespace else b""
     if given:
@@ -70,14 +71,14 @@ def conversation_id(messages: Messages, given: str | None = None, namespace: str
 
 
 def window_of(messages: Messages) -> Window:
-    """The user's prompts in a history; none make an empty window."""
+    """Return the user's prompts in a history; none make an empty window."""
     return Window.of(list(_texts(messages, "user")))
 
 
 def without_documents(messages: Messages, documents: Iterable[str]) -> list[dict[str, Any]]:
-    """The same messages without these texts, and with single blanks.
+    """Return the same messages without these texts, and with single blanks.
 
-    What was retrieved is no word of the user's; and where it stands in the system prompt, that is another one
+    What was retrieved is not the user's word; and where it stands in the system prompt, that prompt changes
     at every turn.
     """
     longest_first = sorted({document for document in documents if document}, key=len, reverse=True)
@@ -95,7 +96,8 @@ def without_documents(messages: Messages, documents: Iterable[str]) -> list[dict
 
 
 def shortened(text: str, tokenizer: Any, tokens: int) -> str:
-    """``text`` within about ``tokens`` tokens: its head, an ellipsis and its tail where it is longer."""
+    """Return ``text`` within about ``tokens`` tokens: its head, an ellipsis and its tail where it is
+    longer."""
     text = encodable(text.strip())
     if len(text) <= tokens:  # a token is at least a character
         return text
@@ -114,7 +116,7 @@ def shortened(text: str, tokenizer: Any, tokens: int) -> str:
 
 
 def _spans(text: str, tokenizer: Any) -> list[tuple[int, int]]:
-    """Where each token begins and ends in ``text``."""
+    """Return where each token begins and ends in ``text``."""
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     spans: list[tuple[int, int]] = encoded["offset_mapping"]
     return spans

@@ -1,9 +1,9 @@
-"""From a window to the row of numbers that the classifier reads: vectors of its prompts, then its length.
+"""The row of numbers that the classifier reads of a window: vectors of its prompts, then its length.
 
-LPC section 3.2: the embedder is frozen; beside its vector stands the number of turns. Two things differ. The
-latest prompt has a vector of its own, and those before it have their mean: it tells more than the paper's one
-vector of all, and a prompt is embedded once, not again with each that follows. And the count is a logarithm,
-as the step from the first turn to the second says more than that from the 20th to the 21st.
+LPC section 3.2: the embedder is frozen, and the number of turns is added to its vector. Two things differ.
+The latest prompt has a vector of its own, and those before it have their mean: it tells more than the paper's
+one vector of all, and a prompt is embedded once, not again with each that follows. And the count is a
+logarithm, as the step from the first turn to the second says more than that from the 20th to the 21st.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _REMEMBERED = 10_000  # vectors: a conversation's earlier prompts are known when
 
 
 class Features:
-    """Makes rows, with an embedder that is loaded for the first of them."""
+    """A maker of rows, with an embedder that is loaded for the first of them."""
 
     def __init__(self, embedder: Embedder) -> None:
         self.embedder = embedder
         self._known: OrderedDict[bytes, Vector] = OrderedDict()
 
     def rows(self, windows: Sequence[Window], progress: Progress = SILENT) -> Rows:
-        """[windows, vectors + 1] for at least one window. Raises ModelNotFoundError."""
+        """Return [windows, vectors + 1] for at least one window. Raises ModelNotFoundError."""
         keyed, texts = self._texts(windows)
         progress.note("embedding prompts")
         vectors = self._vectors(texts, progress)
@@ -47,11 +47,11 @@ class Features:
         return np.stack(rows)
 
     def _texts(self, windows: Sequence[Window]) -> tuple[list[list[bytes]], dict[bytes, str]]:
-        """The keys of each window's texts, oldest first; and the texts of all keys."""
+        """Return the keys of each window's texts, oldest first, and the texts of all keys."""
         tokenizer = self.embedder.tokenizer
         special = int(tokenizer.num_special_tokens_to_add())
         limit = min(TOKENS, self.embedder.max_tokens or TOKENS) - special  # MiniLM reads 256 of a text
-        share = min((TOKENS - special) // PROMPTS, limit)  # however many there are: vectors are kept
+        share = min((TOKENS - special) // PROMPTS, limit)  # however many prompts there are: vectors are kept
         cut: dict[str, str] = {}
         keyed: list[list[bytes]] = []
         texts: dict[bytes, str] = {}
@@ -90,6 +90,6 @@ def _key(text: str) -> bytes:
 
 
 def features_of(embedder: str, device: str | None = None) -> Features:
-    """With an embedder of their own, as the index names it. device: as torch names it. Raises
+    """Return features with an embedder of their own, as the index names it. device: as torch names it. Raises
     ModelNotFoundError or MissingDependencyError."""
     return Features(Embedder(resolve_embedder(embedder), name=embedder, device=device))

@@ -1,4 +1,4 @@
-"""What prompts used and what became of their conversations, kept on this machine for those who ask for it.
+"""The log of what prompts used and what became of their conversations, kept on this machine if asked for.
 
 A line per prompt: when it came, the tokens of its chunks in their order, and the row that the predictor read,
 in half precision. Whether a conversation went on is not written: later lines show it. Stores, chunks and
@@ -47,14 +47,14 @@ _BUSIEST = (
 
 
 def log_file(cache_dir: Path) -> Path:
-    """Where this user's is."""
+    """Return the file of this user's log."""
     return evictor_folder(cache_dir) / "prompts.sqlite"
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One that was answered. at: seconds, when it came. chunks: keys and tokens, in its order. conversation,
-    window: where it belongs to one."""
+    """A prompt that was answered. at: seconds, when it came. chunks: keys and tokens, in its order.
+    conversation, window: if it belongs to a conversation."""
 
     at: float
     chunks: tuple[tuple[str, int], ...] = ()
@@ -64,7 +64,8 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outcomes:
-    """Rows [n, width], whether their conversations went on [n], and which ones they are [n]."""
+    """The outcomes of prompts: rows [n, width], whether their conversations went on [n], and which
+    conversations they are [n]."""
 
     rows: Rows
     continues: npt.NDArray[np.bool_]
@@ -72,9 +73,10 @@ class Outcomes:
 
 
 class PromptLog:
-    """It may be used by several threads and processes. Raises PredictorError, whatever goes wrong.
+    """The log of prompts. Several threads and processes may use it. Raises PredictorError, whatever goes
+    wrong.
 
-    make: whether it is made where there is none; else nothing is written to a file that is no log.
+    make: whether to make it where there is none; else nothing is written to a file that is no log.
     """
 
     def __init__(self, path: Path, capacity: int = CAPACITY, *, make: bool = True) -> None:
@@ -92,8 +94,8 @@ class PromptLog:
     def record(
         self, store: str, prompts: Sequence[Prompt], rows: Sequence[Vector | None], embedder: str = ""
     ) -> None:
-        """A line per prompt, all or none. The oldest leave where there are too many. rows: what ``embedder``
-        made of their windows."""
+        """Write a line per prompt, all or none. The oldest lines leave where there are too many. rows: what
+        ``embedder`` made of the prompts' windows."""
         hidden, made_by = self._hidden(store), _made_by(embedder)
         lines = [
             (
@@ -118,7 +120,8 @@ class PromptLog:
             raise PredictorError(f"cannot log prompts in {str(self.path)!r}: {error}") from error
 
     def prompts(self) -> list[Prompt]:
-        """Those with chunks, in the order in which they came, of the store that had most of them."""
+        """Return the prompts with chunks, in the order in which they came, of the store that had most of
+        them."""
         store = self._read(_BUSIEST)
         lines = self._read(
             "SELECT at, chunks, conversation FROM prompts WHERE store = ? AND chunks != '[]' ORDER BY at, id",
@@ -130,7 +133,8 @@ class PromptLog:
         ]
 
     def outcomes(self, embedder: str, ended_after_s: float = ENDED_AFTER_S) -> Outcomes:
-        """Prompts of conversations whose outcome is known, in the order they came, with ``embedder``'s rows.
+        """Return the prompts of conversations whose outcome is known, in the order they came, with
+        ``embedder``'s rows.
 
         A conversation went on after a prompt if its next came within ``ended_after_s``, and ended if that
         time has passed by the clock of the last line. A clock that was set back leaves some outcomes open.

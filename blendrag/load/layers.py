@@ -1,4 +1,4 @@
-"""What the fused prefill asks of stored KV."""
+"""The interface by which the fused prefill gets stored KV."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class StoredLayer(NamedTuple):
 
 
 class StoredLayers(ABC):
-    """Stored K and V of a prompt's cached tokens, layer by layer (the paper's ``fetch_kv`` and
+    """The stored K and V of a prompt's cached tokens, layer by layer (the paper's ``fetch_kv`` and
     ``synchronize``, its section 6). Use as a context manager: leaving it gives everything back."""
 
     @abstractmethod
@@ -26,8 +26,8 @@ class StoredLayers(ABC):
 
     @abstractmethod
     def ready(self, layer: int, wait_s: float = 0.0) -> bool:
-        """Return whether :meth:`synchronize` would not have to wait, after waiting for it so many seconds.
-        Ends the use of the layer before, as that does."""
+        """Return whether :meth:`synchronize` would not have to wait, after waiting so many seconds for the
+        layer. Ends the use of the layer before, as :meth:`synchronize` does."""
 
     @abstractmethod
     def synchronize(self, layer: int) -> StoredLayer:
@@ -48,10 +48,10 @@ class StoredLayers(ABC):
 
 
 class SteadyLayers(StoredLayers):
-    """Others', or zeros from where they cannot be loaded. A rank of several goes on with those, since the
-    others would wait for it, and all of them hear of ``failure`` at the end.
+    """Layers of another object, or zeros after its loading has failed. One of several ranks goes on with
+    zeros, since the others would wait for it, and all of them are told of ``failure`` at the end.
 
-    shape: [cached, kv_heads, head_size]; like: of the same type, where it belongs.
+    shape: [cached, kv_heads, head_size]. like: a tensor of the right type, on the right device.
     """
 
     def __init__(self, layers: StoredLayers, shape: tuple[int, ...], like: torch.Tensor) -> None:

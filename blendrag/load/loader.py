@@ -25,7 +25,7 @@ from blendrag.store.record import DamagedError, Head, Layout, Reason, Record
 from blendrag.store.tiers import GoneError, Opened, Read, Tier, TierError
 
 IN_FLIGHT = 8
-"""Layers of stored KV that are loaded and not yet used, at most."""
+"""The most layers of stored KV that are loaded and not yet used."""
 
 _BYTE = torch.uint8
 
@@ -47,8 +47,8 @@ def _reason(problem: DamagedError | TierError) -> Reason:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadSpan:
-    """The first ``length`` tokens of an opened record are wanted. kept: uint8 [own rows, row] to be filled
-    with all that this process reads of it on the way, for RAM; None if that will not have it."""
+    """A request for the first ``length`` tokens of an opened record. kept: uint8 [own rows, row] to be
+    filled, for RAM, with all that this process reads of it on the way; None if RAM would not keep it."""
 
     opened: Opened
     length: int
@@ -57,7 +57,7 @@ class LoadSpan:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Part:
-    """A shard of a span that begins at ``at`` among all cached tokens. first: its first row in the record;
+    """A shard of a span that begins at ``at`` among all cached tokens. first: its first row in the record.
     kept: its rows of ``span.kept``."""
 
     span: LoadSpan
@@ -79,7 +79,7 @@ class _Part:
         return parts
 
     def read(self, first: int, last: int, into: torch.Tensor) -> Read:
-        """Of these layers."""
+        """Return the request for these layers."""
         return Read(self.span.opened, self.first + first, self.first + last, into)
 
 
@@ -87,8 +87,8 @@ Filled = Callable[[Sequence[Record], Sequence[Tier]], None]
 
 
 class LayerLoader:
-    """One per worker; its requests follow each other. ``in_flight``: layers loaded and not yet used, at
-    most."""
+    """The loader of a worker, whose requests follow each other. ``in_flight``: the most layers loaded and not
+    yet used."""
 
     def __init__(self, in_flight: int = IN_FLIGHT) -> None:
         self._in_flight = in_flight
@@ -104,8 +104,8 @@ class LayerLoader:
         trace: Trace,
         filled: Filled | None = None,
     ) -> StoredLayers:
-        """The layers of ``spans``, one after the other. ``filled`` gets what was read for RAM, and from which
-        tiers, in the loader's thread. Waiting for a layer raises LoadFailedError."""
+        """Load the layers of ``spans``, one after the other. ``filled`` gets what was read for RAM, and from
+        which tiers, in the loader's thread. Waiting for a layer raises LoadFailedError."""
         count = min(self._in_flight, layout.num_layers)
         tokens = sum(span.length for span in spans)
         numbers, kind = 2 * tokens * len(layout.own) * layout.size, (count, layout.dtype, device)
@@ -118,11 +118,11 @@ class LayerLoader:
 
     @property
     def thread(self) -> Executor:
-        """For more of what may wait: it is done before what is loaded next."""
+        """Return the loader's thread, for more work that may wait: it is done before what is loaded next."""
         return self._thread
 
     def drain(self) -> None:
-        """Wait until no former request's loading goes on."""
+        """Wait until no former request is still loading."""
         self._thread.submit(lambda: None).result()
 
 
@@ -167,7 +167,7 @@ class _Loading(StoredLayers):
             self._take(layer, wait_s)
         except queue.Empty:
             return False
-        except BaseException as error:  # it is for those who come for the layer
+        except BaseException as error:  # it is raised where the layer is asked for
             self._ready.put(error)
         return True
 
@@ -177,8 +177,8 @@ class _Loading(StoredLayers):
         return StoredLayer(key, value)
 
     def _take(self, layer: int, wait_s: float | None = None) -> None:
-        """Hold this layer, and none before it. Raises what loading raised, and Empty for one that is not
-        here after so many seconds."""
+        """Hold this layer, and none before it. Raises what loading raised, and Empty if the layer is not here
+        after so many seconds."""
         while self._held != layer:
             self._release()
             ready = self._ready.get(block=wait_s != 0.0, timeout=wait_s or None)
@@ -214,7 +214,7 @@ class _Loading(StoredLayers):
                 count = min(self._group, last - first)
                 for _ in range(count):
                     self._free.acquire()
-                    if self._stopped:  # close() wakes it once, however many it waits for
+                    if self._stopped:  # close() wakes it only once, whatever it waits for
                         return
                 self._load(first, first + count)
             if self._filled is not None:
@@ -234,14 +234,14 @@ class _Loading(StoredLayers):
                 self._ready.put(layer)
 
     def _decode(self, rows: Sequence[torch.Tensor], numbers: torch.Tensor) -> None:
-        """A row of every part to the beginning of ``numbers``."""
+        """Decode a row of every part to the beginning of ``numbers``."""
         both = numbers[: self._numbers].view(self._shape)
         for part, row in zip(self._parts, rows, strict=True):
             key, value = both[:, part.at : part.at + part.span.length]
             part.span.opened.head.decode(row, part.shard, key, value)
 
     def _read(self, first: int, last: int) -> list[torch.Tensor]:
-        """Verified rows of every part."""
+        """Return verified rows of every part."""
         rows: dict[int, torch.Tensor] = {}
         for tier, members in self._by_tier():
             wanted = [self._parts[at].read(first, last, self._into(at, first, last)) for at in members]
@@ -289,17 +289,18 @@ class _Loading(StoredLayers):
 
 
 def _rounded(size: int) -> int:
-    """Up to a power of two: prompts differ, and not each is worth new buffers."""
+    """Round up to a power of two: prompts differ, and not each is worth new buffers."""
     return 1 << (size - 1).bit_length() if size else 0
 
 
 def own_rows(head: Head) -> torch.Tensor:
-    """A buffer for all that this process reads of a record."""
+    """Return a buffer for all that this process reads of a record."""
     return torch.empty(len(head.own_rows), head.row_bytes, dtype=_BYTE)
 
 
 def stay_aside() -> None:
-    """Make the calling thread one that works beside the model: on any core, with no threads of its own."""
-    torch.set_num_threads(1)  # of this thread, and of those that begin later
+    """Make the calling thread run on any core, with no threads of its own, so that it does not disturb the
+    model."""
+    torch.set_num_threads(1)  # for this thread, and for those that begin later
     with suppress(OSError, AttributeError):  # vLLM has bound the worker's main thread to a core
         os.sched_setaffinity(0, os.sched_getaffinity(os.getppid()))

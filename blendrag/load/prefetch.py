@@ -1,5 +1,5 @@
-"""Prefetch: KV moves into memory while the prompt is still being made, and stops if the prompt goes without
-it."""
+"""The prefetch: KV moves into memory while the prompt is still being made, and stops if the prompt does
+without it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _EXPIRE_S = 10.0  # a prompt that has not come by then will not come
 
 @dataclass(slots=True)
 class PrefetchStats:
-    """Chunks asked for ahead of their prompt; those read; those that were not, since no prompt needed
-    them."""
+    """The numbers of chunks asked for ahead of their prompt, of those read, and of those that were not read,
+    since no prompt needed them."""
 
     asked: int = 0
     read: int = 0
@@ -26,7 +26,7 @@ class PrefetchStats:
 
 
 class Prefetcher:
-    """Of one store. What one retrieval found is a batch, read in its order, one chunk at a time.
+    """The prefetch of one store. The chunks of one retrieval are a batch, read in its order, one at a time.
     Thread-safe."""
 
     def __init__(self, store: KVReader, expire_s: float = _EXPIRE_S) -> None:
@@ -46,10 +46,10 @@ class Prefetcher:
             self._stats.asked += len(batch)
 
     def arrived(self, keys: Iterable[str]) -> None:
-        """A prompt with these chunks is here: batches that have one of them were its own, and end.
+        """Note that a prompt with these chunks is here. Batches that have one of them were for it, and end.
 
-        What is being read for it at this moment is waited for; what was not begun is the loader's, or
-        nobody's.
+        A chunk that is being read for it at this moment is waited for. One that was not begun is left to the
+        loader, or to nobody.
         """
         wanted, begun = set(keys), []
         with self._lock:
@@ -67,7 +67,7 @@ class Prefetcher:
             return asdict(self._stats)
 
     def close(self) -> None:
-        """Stop; what is being read is read to its end."""
+        """Stop, after reading to its end what is being read."""
         self._thread.shutdown(cancel_futures=True)
 
     def _read(self, key: str, due: float) -> None:

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 import torch
 
 Decode = Callable[[Sequence[torch.Tensor], torch.Tensor], None]
-"""Rows of a record each, uint8, to numbers on the same device."""
+"""A function that decodes rows of a record each, uint8, to numbers on the same device."""
 
 
 class Slots:
-    """``count`` slots of ``numbers`` numbers. On the CPU a slot is used where it was filled."""
+    """A ring of ``count`` slots of ``numbers`` numbers. On the CPU a slot is used where it was filled."""
 
     def __init__(
         self, count: int, numbers: int, dtype: torch.dtype, device: torch.device | None = None
@@ -19,20 +19,20 @@ class Slots:
         self._numbers = torch.empty(count, numbers, dtype=dtype, device=device)
 
     def fit(self, numbers: int, nbytes: int) -> bool:
-        """Whether a slot has room for so many numbers, in rows of so many bytes together."""
+        """Return whether a slot has room for so many numbers, in rows of so many bytes together."""
         return numbers <= self._numbers.shape[1]
 
     def fill(self, slot: int, rows: Sequence[torch.Tensor], decode: Decode) -> None:
-        """Have a layer's rows decoded into a slot, once its former content has been used. In the loader's
-        thread; the rows are free again when this returns."""
+        """Have a layer's rows decoded into a slot, once its former content has been used. Called in the
+        loader's thread; the rows are free again when this returns."""
         decode(rows, self._numbers[slot])
 
     def receive(self, slot: int) -> torch.Tensor:
-        """The slot on the device, for the computation that is put in next."""
+        """Return the slot on the device, for the computation that is launched next."""
         return self._numbers[slot]
 
     def done(self, slot: int) -> None:
-        """The computation that was put in so far is the last to use this slot."""
+        """Note that what was launched so far is the last computation to use this slot."""
 
 
 class CudaSlots(Slots):
@@ -44,7 +44,7 @@ class CudaSlots(Slots):
     ) -> None:
         super().__init__(count, numbers, dtype, device)
         self._pinned = torch.empty(count, nbytes, dtype=torch.uint8, pin_memory=True)
-        self._rows = torch.empty(nbytes, dtype=torch.uint8, device=device)  # of one layer after the other
+        self._rows = torch.empty(nbytes, dtype=torch.uint8, device=device)  # for one layer after the other
         self._stream = torch.cuda.Stream(device)
         self._filled = [torch.cuda.Event() for _ in range(count)]
         self._done = [torch.cuda.Event() for _ in range(count)]

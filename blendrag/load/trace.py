@@ -1,4 +1,4 @@
-"""Who did what when: for the plot of loading and computing side by side (CacheBlend figure 10)."""
+"""The times of loading and computing, for a plot of both (CacheBlend figure 10)."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Event = tuple[str, str, float, float]  # lane, name, begin and end in seconds on
 
 
 class Trace:
-    """Events of one request, from several threads. Off, it costs a comparison per event."""
+    """The events of one request, from several threads. If off, it costs a comparison per event."""
 
     def __init__(self, on: bool = True) -> None:
         self.on = on
         self.events: list[Event] = []
 
     def add(self, lane: str, name: str, begin: float) -> None:
-        """Something that began at ``begin`` (``time.perf_counter``) ends now."""
+        """Add an event that began at ``begin`` (``time.perf_counter``) and ends now."""
         if self.on:
             self.events.append((lane, name, begin, time.perf_counter()))
 
@@ -36,8 +36,8 @@ class Trace:
 
 
 def chrome_trace(requests: Mapping[str, Sequence[Event]]) -> dict[str, Any]:
-    """Requests, by name, in Chrome's trace format (chrome://tracing, Perfetto): one below the other, each
-    from its own first event on, in microseconds."""
+    """Return requests, by name, in Chrome's trace format (chrome://tracing, Perfetto): one below the other,
+    each from its own first event on, in microseconds."""
     entries: list[dict[str, Any]] = []
     for process, (request, events) in enumerate(requests.items()):
         entries.append(_name("process_name", process, 0, request))

@@ -1,4 +1,4 @@
-"""From messages to a plan: render, recognise what was ingested, tokenise each segment apart."""
+"""The planning of prompts from messages: render, recognise what was ingested, tokenise each segment apart."""
 
 from blendrag.prompt.assemble import assemble
 from blendrag.prompt.plan import DocumentNote, PromptPlan, Segment

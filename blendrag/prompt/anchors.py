@@ -1,4 +1,4 @@
-"""One pass over a prompt that tells where a known text may begin.
+"""A search that tells, in one pass over a prompt, where a known text may begin.
 
 Each window of ``size`` characters is hashed (a polynomial modulo 2^64, from prefix sums, so all windows
 cost a few array operations) and looked up in a bit table; the few windows that pass are looked up among
@@ -22,7 +22,8 @@ Hashes = npt.NDArray[np.uint64]
 
 
 class Anchors:
-    """Texts by their first ``size`` characters; texts that share them (a heading, say) are kept sorted."""
+    """An index of texts by their first ``size`` characters; texts that share them (a heading, say) are kept
+    sorted."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -42,18 +43,18 @@ class Anchors:
             del self._texts[text[: self.size]]
 
     def sharing(self, anchor: str) -> Sequence[str]:
-        """The texts that begin with ``anchor``, sorted."""
+        """Return the texts that begin with ``anchor``, sorted."""
         return self._texts.get(anchor, ())
 
     def starts(self, text: str) -> list[int]:
-        """Where in ``text`` an anchor stands."""
+        """Return where in ``text`` an anchor stands."""
         if not self._texts or len(text) < self.size:
             return []
         maybe: list[int] = np.flatnonzero(self._table[self._slots(text)]).tolist()
         return [at for at in maybe if text[at : at + self.size] in self._texts]
 
     def _slots(self, text: str) -> Hashes:
-        """The table slot of each window of ``text``: the top bits of its hash."""
+        """Return the table slot of each window of ``text``: the top bits of its hash."""
         codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32).astype(np.uint64)
         sums = np.zeros(len(codes) + 1, dtype=np.uint64)
         np.cumsum(codes * _powers(_BASE, len(codes)), out=sums[1:])
@@ -63,7 +64,7 @@ class Anchors:
 
 
 def _powers(base: int, count: int) -> Hashes:
-    """1, base, base^2, ... modulo 2^64."""
+    """Return 1, base, base^2, ... modulo 2^64."""
     factors = np.full(count, base, dtype=np.uint64)
     factors[:1] = 1
     return np.multiply.accumulate(factors)

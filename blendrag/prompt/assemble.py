@@ -1,4 +1,4 @@
-"""Put a prompt together from retrieved chunks, for callers that bring no framework."""
+"""The making of a prompt from retrieved chunks, for callers that bring no framework."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def render_turn(
     /,
     **options: Any,
 ) -> tuple[list[Part], int]:
-    """The rendered parts, and the number of the message that holds the documents. Options as in
+    """Return the rendered parts, and the number of the message that holds the documents. Options as in
     ``render_chat``."""
     user = {"role": "user", "content": stuffed}
     if system_prompt:
@@ -62,7 +62,7 @@ def render_turn(
 
 
 def _locate(content: str, documents: Sequence[KnownText]) -> Iterator[Match]:
-    """Where each document is in ``content``; one that the template has changed is not."""
+    """Yield where each document is in ``content``, except one that the template has changed."""
     at = 0
     for document in documents:
         start = content.find(document.text, at)

@@ -2,8 +2,8 @@
 
 Two slips do this. A list of documents is put into a prompt without joining their texts, so that Python (or
 JSON) writes it, ``\\n`` for each new line; or a template language made for web pages writes ``&amp;`` for
-``&``. Chat templates do it, too, that write a tool's answer as JSON. The model reads such a prompt well
-enough, but the text that was ingested is not in it.
+``&``. So do chat templates that write a tool's answer as JSON. The model reads such a prompt well enough, but
+the text that was ingested is not in it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _REPR = re.compile(
     r"\\(?:([\\'\"nrt])|x([0-9a-f]{2})|u([0-9a-f]{4})|U(000[0-9a-f]{5}|0010[0-9a-f]{4}))", re.ASCII
 )
 _REPR_SIGNS = {"n": "\n", "r": "\r", "t": "\t"}
-# What html.escape, markupsafe and mustache write. Not html.unescape: it raises on &#999...9; of any length.
+# The escapes of html.escape, markupsafe and mustache. Not html.unescape: it raises on &#999...9; of any
+# length.
 _HTML = re.compile(r"&(?:amp|lt|gt|quot|#39|#x27|#34);")
 _HTML_SIGNS = {
     "&amp;": "&",
@@ -59,13 +60,13 @@ class EscapedDocument:
 
     @property
     def remedy(self) -> str:
-        """Where the text is, and what to do: to be read after "its text is"."""
+        """Return where the text is, and what to do; it is read after "its text is"."""
         return _REMEDIES[self.how]
 
 
 def find_escaped(text: str, recogniser: Recogniser, said: str = "") -> list[EscapedDocument]:
-    """Known texts that are in ``text`` after unescaping it and not (or less of them) before. ``said``: what
-    the chat template made ``text`` of.
+    """Return known texts that are in ``text`` after unescaping it, and not (or less of them) before.
+    ``said``: what the chat template made ``text`` of.
 
     A text without escapes is only searched for their marks, which takes microseconds.
     """
@@ -82,7 +83,7 @@ def find_escaped(text: str, recogniser: Recogniser, said: str = "") -> list[Esca
 
 
 def warn_once(documents: Iterable[EscapedDocument]) -> None:
-    """One BlendragWarning for each kind of escape in the life of the process."""
+    """Give one BlendragWarning for each kind of escape in the life of the process."""
     for document in documents:
         if document.how not in _warned:
             _warned.add(document.how)
@@ -91,7 +92,7 @@ def warn_once(documents: Iterable[EscapedDocument]) -> None:
 
 
 def _unescaped(text: str) -> Iterable[tuple[How, str]]:
-    """``text`` unescaped in each of the ways of which it bears marks."""
+    """Yield ``text`` unescaped in each of the ways of which it bears marks."""
     ways: tuple[tuple[How, str, re.Pattern[str], Callable[[re.Match[str]], str]], ...] = (
         ("repr", "\\", _REPR, _repr_sign),
         ("html", "&", _HTML, lambda escape: _HTML_SIGNS[escape[0]]),

@@ -1,4 +1,4 @@
-"""What a prompt is made of: segments with known KV, and segments the model has to read."""
+"""The plan of a prompt: segments with known KV, and segments that the model has to read."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class DocumentNote:
-    """What became of one document: ``reused`` of its ``tokens`` are cached; ``reason`` says why."""
+    """A note on what became of one document: ``reused`` of its ``tokens`` are cached; ``reason`` says why."""
 
     source: str | None
     found: bool
@@ -54,7 +54,7 @@ class PromptPlan:
 
     @property
     def cached_keys(self) -> tuple[str, ...]:
-        """Chunk keys in the prompt's order, with repeats: what the blended KV depends on."""
+        """Return chunk keys in the prompt's order, with repeats: what the blended KV depends on."""
         return tuple(segment.chunk_key for segment in self.segments if segment.chunk_key is not None)
 
     @property
@@ -66,7 +66,7 @@ class PromptPlan:
         return sum(len(segment.token_ids) for segment in self.segments) - self.cached_tokens
 
     def spans(self) -> list[tuple[str, int, int]]:
-        """(chunk key, start, length) of each cached segment, in token offsets, ascending."""
+        """Return (chunk key, start, length) of each cached segment, in token offsets, ascending."""
         return [
             (segment.chunk_key, start, len(segment.token_ids))
             for start, segment in self._with_starts()
@@ -74,11 +74,12 @@ class PromptPlan:
         ]
 
     def transfer_params(self) -> list[list[Any]]:
-        """``[chunk key, start, length]`` of each cached segment, in token offsets; plain types only."""
+        """Return ``[chunk key, start, length]`` of each cached segment, in token offsets; plain types
+        only."""
         return [list(span) for span in self.spans()]
 
     def describe(self) -> list[dict[str, Any]]:
-        """Rows for ``explain()``: one per segment, then one per document that was not found."""
+        """Return rows for ``explain()``: one per segment, then one per document that was not found."""
         reasons = iter([note.reason for note in self.notes if note.found])
         rows: list[dict[str, Any]] = [
             {
@@ -108,6 +109,6 @@ class PromptPlan:
 
 
 def preview(text: str) -> str:
-    """``text`` on one line of at most 60 characters."""
+    """Return ``text`` on one line of at most 60 characters."""
     line = " ".join(text[:240].split())
     return line if len(line) <= 60 else line[:59] + "…"

@@ -1,4 +1,5 @@
-"""Plan a prompt that some framework has put together: find what is known in it, splice stored ids in."""
+"""The planning of a prompt that some framework has put together: find what is known in it, splice stored ids
+in."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from blendrag.prompt.template import (
     render_parts,
 )
 
-Contents = Sequence[tuple[str, str]]  # of a rendered message, and what it was rendered of
+Contents = Sequence[tuple[str, str]]  # texts of a rendered message, and what each was rendered from
 
 
 def plan_prompt(
@@ -54,7 +55,7 @@ def plan_chat(
     /,
     **template_options: Any,
 ) -> PromptPlan:
-    """Like ``plan_prompt`` of the rendered ``messages``, but only the template can write control tokens.
+    """Plan the rendered ``messages`` as ``plan_prompt`` does, but only the template can write control tokens.
 
     The template decides about BOS. Raises ModelError if there is no template or it refuses the messages.
     """
@@ -69,12 +70,12 @@ def plan_chat(
 
 
 def lay_out(tokenizer: Any, parts: Sequence[Part], found: Sequence[Sequence[Match]]) -> PromptPlan:
-    """The plan for ``parts``, with ``found[i]`` the matches in part ``i``; none reused if inexact."""
+    """Return the plan for ``parts``, with ``found[i]`` the matches in part ``i``; none reused if inexact."""
     spliced = _segments(tokenizer, parts, found)
     notes = tuple(_found_note(match) for matches in found for match in matches)
     if not notes or _decoded(tokenizer, spliced) == "".join(part.text for part in parts):
         return PromptPlan(spliced, notes)
-    # A vocabulary may lack rare bytes. What it loses without splicing as well is not splicing's fault.
+    # A vocabulary may lack rare bytes. A loss that happens without splicing, too, is not splicing's fault.
     whole = _segments(tokenizer, parts, [[]] * len(parts))
     if _decoded(tokenizer, spliced) == _decoded(tokenizer, whole):
         return PromptPlan(spliced, notes)
@@ -118,7 +119,8 @@ def _found_note(match: Match) -> DocumentNote:
 def _with_missing(
     plan: PromptPlan, contents: Contents, hints: Iterable[str], tokenizer: Any, recogniser: Recogniser
 ) -> PromptPlan:
-    """``plan`` with a note for each document that is in ``contents`` only escaped, and for each hint of
+    """Return ``plan`` with a note for each document that is in ``contents`` only escaped, and for each hint
+    of
     which nothing is reused."""
     if len(plan.cached_segments) < len(plan.notes):
         return plan  # laid out without reuse: every document is noted already
@@ -149,7 +151,7 @@ def _with_missing(
 
 
 def _escaped(plan: PromptPlan, contents: Contents, recogniser: Recogniser) -> dict[str, EscapedDocument]:
-    """By key, the documents that are in ``contents`` only escaped; a warning goes out about them."""
+    """Return, by key, the documents that are in ``contents`` only escaped. Gives a warning about them."""
     pairs = zip(plan.notes, plan.cached_keys, strict=True)
     whole = {key for note, key in pairs if note.reused == note.tokens}
     found = [document for text, said in contents for document in find_escaped(text, recogniser, said)]

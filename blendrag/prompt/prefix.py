@@ -1,7 +1,8 @@
-"""Shared prefixes: what chunks can be prefilled behind, because their prompts begin with it.
+"""Shared prefixes: the tokens that chunks can be prefilled behind, because their prompts begin with them.
 
 A chunk that is prefilled alone takes its own first tokens for the beginning of the prompt, which models look
-at all the time (attention sinks). Put behind others, it has false ones. Behind a prefix it has none.
+at all the time (attention sinks). Put behind others, it has false ones. Prefilled behind a prefix, it has
+none.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ _CONTENT = "Yes."
 
 
 def start_prefix(tokenizer: Any) -> tuple[int, ...]:
-    """The token ids that every chat begins with, whatever its messages say: the template's markup before the
-    first of them. For a model without a chat template: its beginning-of-sequence token, if it has one.
-    """
+    """Return the token ids that every chat begins with, whatever its messages say: the template's markup
+    before the first of them. Without a chat template: the model's
+    beginning-of-sequence token, if it has one."""
     if not getattr(tokenizer, "chat_template", None):
         return encode_markup(tokenizer, implied_bos(tokenizer) or "")
     parts, _ = render_turn(tokenizer, _CONTENT, (), _CONTENT, "", strftime_now=_SOME_DAY.strftime)
@@ -29,10 +30,10 @@ def start_prefix(tokenizer: Any) -> tuple[int, ...]:
 
 
 def shared_prefix(tokenizer: Any, system_prompt: str, separator: str) -> tuple[int, ...]:
-    """The token ids that stand before the first document where ``assemble`` has put it in a chat.
+    """Return the token ids that stand before the first document where ``assemble`` has put it in a chat.
 
-    For a model without a chat template: those of the system prompt and separator as plain text. A date in
-    the template is some day's.
+    Without a chat template: those of the system prompt and separator as plain text. A date in
+    the template is that of an arbitrary day.
     """
     if not getattr(tokenizer, "chat_template", None):
         text = f"{system_prompt}{separator}" if system_prompt else ""

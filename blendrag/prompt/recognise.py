@@ -1,4 +1,4 @@
-"""Find the ingested texts that occur in a prompt, whole or by their beginning."""
+"""The search for ingested texts that occur in a prompt, whole or by their beginning."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from blendrag.prompt.anchors import Anchors
 from blendrag.prompt.template import decode
 
 ANCHOR = 32
-SHORT_ANCHOR = 16  # for texts shorter than ANCHOR; what is shorter still is found through hints only
+SHORT_ANCHOR = 16  # for texts shorter than ANCHOR; still shorter ones are found through hints only
 _WINDOW = 64  # tokens
 
 
@@ -30,7 +30,8 @@ class KnownText:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """``text[start:end]`` of a prompt is what ``token_ids``, all or the first of ``known``'s, decode to."""
+    """A match: ``text[start:end]`` of a prompt is what ``token_ids``, all or the first of ``known``'s, decode
+    to."""
 
     start: int
     end: int
@@ -48,7 +49,7 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """A known text at rest. As a tuple, its ids would take several times the memory of its text."""
+    """A known text in compact form: as a tuple, its ids would take several times the memory of its text."""
 
     text: str
     packed: array[int]
@@ -60,7 +61,7 @@ class _Kept:
 
 
 class Recogniser:
-    """The texts of an index, to be found in prompts. Safe to use from several threads.
+    """The texts of an index, which it finds in prompts. Safe to use from several threads.
 
     A text that occurs only in part is matched by its longest prefix of at least ``min_tokens`` tokens:
     KV is causal, so the first rows of a chunk's KV are the KV of its prefix.
@@ -81,7 +82,7 @@ class Recogniser:
 
     def add(self, key: str, text: str, token_ids: Iterable[int], source: str | None = None) -> None:
         """Make ``text`` known; a key that is known already is left as it is."""
-        packed = array("i", tuple(token_ids))  # of an iterator, an array is longer than it has to be
+        packed = array("i", tuple(token_ids))  # made from an iterator, an array is longer than it has to be
         with self._lock:
             if key in self._by_key or not text or not packed:
                 return
@@ -107,14 +108,14 @@ class Recogniser:
                     anchors.remove(kept.text)
 
     def known(self, hint: str) -> KnownText | None:
-        """The known text with this key, or this very text."""
+        """Return the known text with this key, or this very text."""
         with self._lock:
             if hint in self._by_key:
                 return self._by_key[hint].known()
             return self._first(hint) if hint in self._by_text else None
 
     def find(self, text: str, hints: Iterable[str] = ()) -> list[Match]:
-        """Known texts in ``text``: in order, without overlaps.
+        """Return the known texts in ``text``: in order, without overlaps.
 
         Texts (or keys) given as ``hints`` are placed first; then the prompt is read from left to right,
         and of the known texts that begin at the same character the longest match is taken.
@@ -154,7 +155,7 @@ class Recogniser:
                     begin = match.end
 
     def _longest(self, text: str, start: int, end: int) -> Match | None:
-        """The longest match that begins at ``start`` and does not pass ``end``."""
+        """Return the longest match that begins at ``start`` and does not pass ``end``."""
         rest = text[start : min(end, start + self._reach)]
         best: Match | None = None
         for anchors in self._anchors:
@@ -166,7 +167,7 @@ class Recogniser:
         return best
 
     def _whole(self, texts: Sequence[str], rest: str, start: int) -> Match | None:
-        """The longest of ``texts`` (sorted) with which ``rest`` begins."""
+        """Return the longest of ``texts`` (sorted) with which ``rest`` begins."""
         # Whatever sorts just before `rest` either is a prefix of it, or bounds how long one can be.
         while at := bisect_right(texts, rest):
             nearest = texts[at - 1]
@@ -177,7 +178,7 @@ class Recogniser:
         return None
 
     def _partial(self, texts: Sequence[str], rest: str, start: int) -> Match | None:
-        """The longest beginning of any of ``texts`` (sorted) with which ``rest`` begins."""
+        """Return the longest beginning of any of ``texts`` (sorted) with which ``rest`` begins."""
         at = bisect_right(texts, rest)
         shared, nearest = max((_shared(rest, text), text) for text in texts[max(at - 1, 0) : at + 1])
         if shared == len(nearest) or shared < self._least_of(nearest):
@@ -187,15 +188,16 @@ class Recogniser:
         return Match(start, start + length, ids, known) if len(ids) >= self._min_tokens else None
 
     def _least_of(self, text: str) -> int:
-        """Characters that ``text`` and a prompt must share. Remembered: a page that begins with a rule
-        (``-----``) is looked at wherever a prompt has one."""
+        """Return how many characters ``text`` and a prompt must share. Remembered: a page that begins with a
+        rule (``-----``) is looked at wherever a prompt has one."""
         if text not in self._least:
             head = decode(self._tokenizer, self._first(text).token_ids[: self._min_tokens])
-            self._least[text] = len(head.rstrip("\ufffd"))  # an unfinished character at the end
+            self._least[text] = len(head.rstrip("\ufffd"))  # without an unfinished character at the end
         return self._least[text]
 
     def _cut(self, known: KnownText, shared: int) -> tuple[tuple[int, ...], int]:
-        """The most of the text's first ids that decode to a prefix of its first ``shared`` characters."""
+        """Return the most of the text's first ids that decode to a prefix of its first ``shared``
+        characters."""
         ids, decoded = known.token_ids, partial(decode, self._tokenizer)
         if len(ids) <= self._min_tokens:
             return (), 0
@@ -206,7 +208,7 @@ class Recogniser:
             length += len(decoded(ids[at : at + _WINDOW]))
         for base in range(max(at - 8, 0), max(at - 16, -1), -1):
             head = decoded(ids[:base])
-            if known.text.startswith(head):  # or else it ends inside a character
+            if known.text.startswith(head):  # otherwise it ends inside a character
                 break
         tail, room = ids[base : base + 2 * _WINDOW], shared - len(head)
         near = base + bisect_right(range(len(tail)), room, key=lambda count: len(decoded(tail[:count])))
@@ -221,12 +223,12 @@ class Recogniser:
         return self._by_key[self._by_text[text][0]].known()
 
     def _anchors_of(self, text: str) -> Sequence[Anchors]:
-        """The index that ``text`` belongs in: one, or none if it is too short."""
+        """Return the index that ``text`` belongs in: one, or none if it is too short."""
         return [anchors for anchors in self._anchors if len(text) >= anchors.size][:1]
 
 
 def _shared(one: str, other: str) -> int:
-    """How many characters the two have in common at the start."""
+    """Return how many characters the two have in common at the start."""
     low, high, probe = 0, min(len(one), len(other)), 32
     while probe < high and one[low:probe] == other[low:probe]:
         low, probe = probe, 4 * probe
@@ -241,6 +243,6 @@ def _shared(one: str, other: str) -> int:
 
 
 def _gaps(matches: Iterable[Match], length: int) -> list[tuple[int, int]]:
-    """What ``matches`` (in order) leave of a text of ``length`` characters."""
+    """Return what ``matches`` (in order) leave of a text of ``length`` characters."""
     edges = [0, *(edge for match in matches for edge in (match.start, match.end)), length]
     return [(begin, end) for begin, end in zip(edges[::2], edges[1::2], strict=True) if begin < end]

@@ -20,7 +20,7 @@ from jinja2 import TemplateError
 from blendrag.errors import ModelError
 from blendrag.text import encodable
 
-# Tokenizers keep "split special tokens" as state of the object, so two threads must not take turns in it.
+# Tokenizers keep "split special tokens" as state of the object, so two threads must not use one at once.
 _encoding = threading.Lock()
 _spelled: WeakKeyDictionary[Any, dict[int, tuple[int, ...]]] = WeakKeyDictionary()
 
@@ -36,7 +36,7 @@ class Part:
 
 
 def render_chat(tokenizer: Any, messages: Messages, /, **options: Any) -> str:
-    """The text the model's chat template makes of ``messages``, up to where the answer begins.
+    """Return the text the model's chat template makes of ``messages``, up to where the answer begins.
 
     ``options`` go to the template, by any name. Raises ModelError if the model has no template or the
     template refuses the messages (some allow no system role, or want roles to alternate).
@@ -49,11 +49,11 @@ def render_chat(tokenizer: Any, messages: Messages, /, **options: Any) -> str:
     except TemplateError as error:
         raise ModelError(f"the model's chat template refuses these messages: {error}") from error
     assert isinstance(rendered, str)
-    return encodable(rendered)  # of a template, or a variable that a request has set
+    return encodable(rendered)  # a template, or a request's variable, may say anything
 
 
 def render_parts(tokenizer: Any, messages: Messages, /, **options: Any) -> list[Part]:
-    """Like ``render_chat``, cut where the template's markup and the messages' contents meet.
+    """Render as ``render_chat`` does, cut where the template's markup and the messages' contents meet.
 
     The template is rendered with sentinels in place of the contents. Where it changes a content (many
     strip it), that content is read off a rendering in which only it is real, so that what a content
@@ -89,7 +89,8 @@ def _join(pieces: Sequence[str], contents: Sequence[str]) -> str:
 
 
 def encode_document(tokenizer: Any, text: str) -> tuple[int, ...]:
-    """Token ids of a document, question or any other text that is not the template's: no control tokens."""
+    """Return the token ids of a document, question or any other text that is not the template's: no control
+    tokens."""
     with _encoding:
         spelled = _spelled.get(tokenizer)
         if spelled is None:
@@ -99,20 +100,20 @@ def encode_document(tokenizer: Any, text: str) -> tuple[int, ...]:
 
 
 def encode_markup(tokenizer: Any, text: str) -> tuple[int, ...]:
-    """Token ids of template text: control tokens count; no BOS is added."""
+    """Return the token ids of template text: control tokens count; no BOS is added."""
     with _encoding:
         return tuple(_encode(tokenizer, text, split_special_tokens=False))
 
 
 def decode(tokenizer: Any, token_ids: Sequence[int]) -> str:
-    """The text of ``token_ids``, control tokens included, nothing tidied."""
+    """Return the text of ``token_ids``, control tokens included, nothing tidied."""
     text = tokenizer.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
     assert isinstance(text, str)
     return text
 
 
 def implied_bos(tokenizer: Any) -> str | None:
-    """The text of the BOS token if the tokenizer itself puts one before plain text."""
+    """Return the text of the BOS token if the tokenizer itself puts one before plain text."""
     with _encoding:
         ids = tokenizer("", add_special_tokens=True)["input_ids"]
     puts_one = tokenizer.bos_token_id is not None and ids[:1] == [tokenizer.bos_token_id]
@@ -128,7 +129,7 @@ def _encode(tokenizer: Any, text: str, *, split_special_tokens: bool) -> list[in
 
 
 def _spell_control_tokens(tokenizer: Any) -> dict[int, tuple[int, ...]]:
-    """For each added token, ids that spell it: for tokens which ``split_special_tokens`` lets through.
+    """Return, for each added token that ``split_special_tokens`` lets through, ids that spell it.
 
     That option covers tokens flagged as special only; ``<tool_call>`` and the like often are not.
     Added tokens without letters (runs of blanks) are no markup and stay.

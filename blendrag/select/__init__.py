@@ -1,4 +1,4 @@
-"""The selector axis: which cached tokens are recomputed. One interface, one registry."""
+"""The selectors, which choose the cached tokens to recompute: one interface, one registry."""
 
 from blendrag.select.interface import (
     SELECTORS,

@@ -10,7 +10,7 @@ from blendrag.select.interface import Metric
 
 
 def squared_deviation(fresh: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
-    """Squared L2 distance per token. Both [n, kv_heads, head_size]; returns [n] float32.
+    """Return the squared L2 distance per token, [n] float32. Both are [n, kv_heads, head_size].
 
     K may be compared before RoPE: rotation keeps lengths.
     """
@@ -18,7 +18,7 @@ def squared_deviation(fresh: torch.Tensor, stored: torch.Tensor) -> torch.Tensor
 
 
 def squared_norm(kv: torch.Tensor) -> torch.Tensor:
-    """Mean squared L2 norm of [n, kv_heads, head_size], the unit thresholds are given in; 1 of nothing."""
+    """Return the mean squared L2 norm of [n, kv_heads, head_size], the unit of thresholds; 1 of nothing."""
     if not kv.shape[0]:
         return kv.new_ones((), dtype=torch.float32)
     return kv.float().square().flatten(1).sum(1).mean()
@@ -32,10 +32,11 @@ def deviation(
     stored_v: torch.Tensor,
     total: Callable[[torch.Tensor], torch.Tensor] = lambda own: own,
 ) -> tuple[torch.Tensor, float]:
-    """Deviation per token and its unit, by V, K, or the sum of both, each [n, kv_heads, head_size].
+    """Return the deviation per token and its unit, by V, K, or the sum of both, each [n, kv_heads,
+    head_size].
 
     Both come back to the host, in one copy, as that waits for whatever the device has to do. ``total``: sums
-    what several processes find, which have some of the heads each.
+    what several processes find, each of which has some of the heads.
     """
     pairs = [(fresh_k, stored_k)] * ("k" in metric) + [(fresh_v, stored_v)] * ("v" in metric)
     scores = torch.stack([squared_deviation(fresh, stored) for fresh, stored in pairs]).sum(0)

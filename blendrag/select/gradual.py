@@ -1,4 +1,5 @@
-"""Gradual filtering: several check layers, each keeping fewer tokens (CacheBlend section 4.3, Figure 9)."""
+"""The selector with gradual filtering: several check layers, each keeping fewer tokens (CacheBlend section
+4.3, Figure 9)."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ _FACTORS = (2.0, 1.5, 1.0, 2 / 3)
 
 @register_selector("gradual")
 class Gradual(HKVD):
-    """HKVD several times, with shares r1 > r2 > ... whose mean over the layers is ``ratio``."""
+    """A selector that applies HKVD several times, with shares r1 > r2 > ... whose mean over the layers is
+    ``ratio``."""
 
     def __init__(self, ratio: float, check_layers: tuple[int, ...] = _LAYERS, **others: Any) -> None:
         super().__init__(ratio, check_layers=check_layers, **others)
@@ -32,7 +34,8 @@ class Gradual(HKVD):
 
 
 def schedule(layers: tuple[int, ...], ratio: float, num_layers: int) -> dict[int, float]:
-    """Shares per check layer, descending, at most 1, whose mean over the layers they rule is ``ratio``."""
+    """Return shares per check layer, descending, at most 1, whose mean over the layers they rule is
+    ``ratio``."""
     ends = (*layers[1:], num_layers)
     spans = [end - start for start, end in zip(layers, ends, strict=True)]
     factors = [_FACTORS[bisect_right(_LAYERS, layer) - 1] for layer in layers]

@@ -1,4 +1,5 @@
-"""HKVD: recompute the tokens whose K/V deviate most from what full prefill gives (CacheBlend section 4.3)."""
+"""The selector HKVD: recompute the tokens whose K/V deviate most from full prefill's (CacheBlend section
+4.3)."""
 
 from __future__ import annotations
 
@@ -13,10 +14,11 @@ from blendrag.select.interface import CachedTokens, Metric, RankedSelector, Sele
 
 @register_selector("hkvd")
 class HKVD(RankedSelector):
-    """The top ``ratio`` of the cached tokens by deviation at the first check layer.
+    """A selector of the top ``ratio`` of the cached tokens by deviation at the first check layer.
 
     metric: what is compared: V (the paper's released code), K (LMCache), or both.
-    check_layers: where. With several, the same share is chosen again at each, among the survivors of the
+    check_layers: where it is compared. With several, the same share is chosen again at each, among the
+    survivors of the
         last: for shares that shrink with depth, see ``gradual``.
     threshold: squared deviation relative to the tokens' mean squared norm, up to which a token is left alone.
         The ratio then is the cap.

@@ -1,4 +1,4 @@
-"""The selector axis: which cached tokens are recomputed. One interface, one registry."""
+"""The interface of selectors, which choose the cached tokens to recompute."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ class CachedTokens:
 
 
 class Selector(ABC):
-    """Chooses which cached tokens stay in the computation.
+    """The interface of selectors, which choose the cached tokens that stay in the computation.
 
-    Asked once at each of its check layers, in ascending order; a token dropped once is never asked about
-    again. A selector whose only check layer is 0 decides before anything is computed: the cheapest kind,
-    since no layer runs over all tokens. Made for one request.
+    A selector is asked once at each of its check layers, in ascending order; a token dropped once is never
+    asked about again. A selector whose only check layer is 0 decides before anything is computed: the
+    cheapest kind, since no layer runs over all tokens. It is made for one request.
 
     arguments: what its name may be followed by, ``hkvd:metric=k``, and how that is read; they are keyword
         arguments of its constructor.
     reads_question: whether it needs ``CachedTokens.attention``. That costs a first pass of the question's
         tokens over reused KV.
-    reads_deviation: of what it needs ``CachedTokens.deviation``, at check layers above 0; None of nothing.
-        Not both.
+    reads_deviation: by which metric it needs ``CachedTokens.deviation``, at check layers above 0, if any.
+        Not together with reads_question.
     only_cap: whether it may choose fewer tokens than the ratio says.
     """
 
@@ -61,29 +61,31 @@ class Selector(ABC):
     only_cap: bool = False
 
     def __init__(self, ratio: float, auto_ratio: bool = False) -> None:
-        """ratio: the share of the cached tokens. auto_ratio: whether more are recomputed where loading leaves
-        time for it (mode A of the controller)."""
+        """Set the shares. ratio: the share of the cached tokens. auto_ratio: whether more are recomputed
+        where loading leaves time for it (mode A of the controller)."""
         self.ratio, self.auto_ratio = ratio, auto_ratio
 
     @abstractmethod
     def check_layers(self, num_layers: int) -> tuple[int, ...]:
-        """Ascending layers at which :meth:`select` is asked, all below ``num_layers``. Asked for first."""
+        """Return the ascending layers at which :meth:`select` is asked, all below ``num_layers``. Called
+        first."""
 
     @abstractmethod
     def select(self, layer: int, tokens: CachedTokens) -> torch.Tensor:
-        """Ascending int64 indices into ``tokens`` of those that are recomputed from this layer on."""
+        """Return ascending int64 indices into ``tokens`` of those that are recomputed from this layer on."""
 
 
 class RankedSelector(Selector):
-    """Base of selectors that can say of any two tokens which is the better one to recompute."""
+    """The base of selectors that can tell which of any two tokens is the better one to recompute."""
 
     def share(self, layer: int) -> float:
-        """Share of the request's cached tokens kept from check layer ``layer`` on."""
+        """Return the share of the request's cached tokens that is kept from check layer ``layer`` on."""
         return self.ratio
 
     @abstractmethod
     def rank(self, tokens: CachedTokens) -> torch.Tensor:
-        """[n] float scores, the highest to be recomputed first; minus infinity: not worth recomputing."""
+        """Return [n] float scores, the highest to be recomputed first; minus infinity: not worth
+        recomputing."""
 
     def select(self, layer: int, tokens: CachedTokens) -> torch.Tensor:
         scores = self.rank(tokens)
@@ -97,5 +99,5 @@ register_selector = SELECTORS.register
 
 
 def budget(total: int, ratio: float) -> int:
-    """Tokens that ``ratio`` of ``total`` stands for; at least one when anything is asked for at all."""
+    """Return the tokens that ``ratio`` of ``total`` stands for; at least one if the ratio is above 0."""
     return min(total, max(1, round(total * ratio))) if total and ratio > 0 else 0

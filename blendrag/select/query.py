@@ -1,4 +1,4 @@
-"""Question attention: recompute the tokens that the question looks at (ProphetKV, InfoFlow).
+"""The selector by question attention: recompute the tokens that the question looks at (ProphetKV, InfoFlow).
 
 A first pass runs the question's tokens over reused KV. The attention they pay to each cached token tells
 which of them will matter for the answer, before anything is recomputed.
@@ -14,7 +14,7 @@ from blendrag.select.static import StaticSelector
 
 @register_selector("query")
 class Query(StaticSelector, RankedSelector):
-    """The top ``ratio`` of the cached tokens by the question's attention to them."""
+    """A selector of the top ``ratio`` of the cached tokens by the question's attention to them."""
 
     reads_question = True
 

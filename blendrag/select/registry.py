@@ -1,4 +1,4 @@
-"""From a selector's name to one that is made for a request."""
+"""The registry of selectors: from a name to a selector that is made for a request."""
 
 from __future__ import annotations
 

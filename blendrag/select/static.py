@@ -8,7 +8,7 @@ from blendrag.select.interface import CachedTokens, RankedSelector, Selector, re
 
 
 class StaticSelector(Selector):
-    """Base of selectors that decide at layer 0."""
+    """The base of selectors that decide at layer 0."""
 
     reads_deviation = None
 
@@ -18,7 +18,7 @@ class StaticSelector(Selector):
 
 @register_selector("all")
 class All(StaticSelector):
-    """Every token: full prefill through the fused path. The upper boundary."""
+    """A selector of every token: full prefill through the fused path. The upper boundary."""
 
     def select(self, layer: int, tokens: CachedTokens) -> torch.Tensor:
         return torch.arange(tokens.offsets.numel())
@@ -26,7 +26,7 @@ class All(StaticSelector):
 
 @register_selector("none")
 class NoTokens(StaticSelector):
-    """No token: full KV reuse (PromptCache with positions recovered). The lower boundary."""
+    """A selector of no token: full KV reuse (PromptCache with positions recovered). The lower boundary."""
 
     def select(self, layer: int, tokens: CachedTokens) -> torch.Tensor:
         return tokens.offsets.new_empty(0)
@@ -34,20 +34,22 @@ class NoTokens(StaticSelector):
 
 @register_selector("first_k")
 class FirstK(StaticSelector):
-    """The first ``ratio`` of every chunk: the tokens that were attention sinks alone (EPIC, LegoLink).
+    """A selector of the first ``ratio`` of every chunk: tokens that were attention sinks when the chunk was
+    alone (EPIC, LegoLink).
 
     Rounded up in every chunk, so that none goes without.
     """
 
     def select(self, layer: int, tokens: CachedTokens) -> torch.Tensor:
-        # 0.36 * 75 is 27, and a bit
+        # 0.36 * 75 is slightly more than 27 in floating point
         head = torch.ceil(tokens.lengths.double() * self.ratio - 1e-9)
         return torch.nonzero(tokens.offsets < head, as_tuple=True)[0]
 
 
 @register_selector("random")
 class RandomTokens(StaticSelector, RankedSelector):
-    """A random ``ratio`` of the tokens, the same ones every time: the control every selector must beat."""
+    """A selector of a random ``ratio`` of the tokens, the same ones every time: the control that every
+    selector must beat."""
 
     def rank(self, tokens: CachedTokens) -> torch.Tensor:
         n = tokens.offsets.numel()

@@ -1,1 +1,1 @@
-"""Where chunk KV lives: identity, catalogue, tiers, codecs. Knows nothing of engines and prompts."""
+"""The store of chunks' KV: identity, catalogue, tiers, codecs. It knows nothing of engines and prompts."""

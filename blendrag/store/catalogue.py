@@ -4,8 +4,8 @@ SQLite, in ``root/catalogue.sqlite``: the client process and the engine's worker
 has what changes with every use, and nothing else: sums and sorts over a million chunks read a small table,
 apart from the texts. ``doomed`` has the keys whose files are to be deleted: a row goes in with the
 transaction that makes a file superfluous, and out when the file is gone, so a crash in between costs a look
-into this table instead of one at every file. ``changes`` has the chunks that came or went last: who keeps the
-texts in memory reads those, whichever process has changed them.
+into this table instead of one at every file. ``changes`` has the chunks that came or went last: a process
+that keeps the texts in memory reads those, whichever process has changed them.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _LAST = "CAST(X'FF' AS TEXT)"  # sorts after every character: no UTF-8 has this 
 
 State = Literal["pending", "ready", "evicted"]
 
-_REMEMBERED = 10_000  # changes: who has missed more reads all texts again
+_REMEMBERED = 10_000  # changes; a process that has missed more reads all texts again
 
-_LISTED = "(SELECT value FROM json_each(?))"  # of any number
+_LISTED = "(SELECT value FROM json_each(?))"  # for any number of values
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A chunk as the catalogue knows it. ``bytes``: of its KV, 0 unless ready; the rest as
-    :class:`NewChunk`."""
+    """A chunk as the catalogue knows it. ``bytes``: of its KV, 0 unless ready. The other fields are
+    :class:`NewChunk`'s."""
 
     key: str
     text: str
@@ -50,13 +50,13 @@ class Entry:
     after: str = ""
 
     def chunk(self) -> NewChunk:
-        """To be registered again."""
+        """Return the chunk, to be registered again."""
         return NewChunk(self.key, self.text, self.token_ids, self.context, self.after)
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Chunks and bytes by state, and owners."""
+    """Totals of chunks and bytes by state, and the number of owners."""
 
     chunks: int
     ready: int
@@ -69,7 +69,7 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class Reuse:
-    """How often the chunks of an owner were used from the store."""
+    """The uses of an owner's chunks from the store."""
 
     owner: str
     chunks: int
@@ -78,10 +78,11 @@ class Reuse:
 
 
 class Catalogue:
-    """Open with :meth:`open`. Safe for several threads; every call is one short transaction.
+    """The catalogue of one index. Open it with :meth:`open`. Safe for several threads; every call is one
+    short transaction.
 
     All methods raise StoreError if the file cannot be used, StoreFullError if there is no room for it.
-    ``identity``: what it was made with.
+    ``identity``: the one that it was made with.
     """
 
     def __init__(self, db: sqlite3.Connection, identity: KVIdentity, root: Path) -> None:
@@ -90,8 +91,8 @@ class Catalogue:
 
     @classmethod
     def open(cls, root: Path, identity: KVIdentity | None) -> Catalogue:
-        """Open or create, for this user only; without an identity, open what there is, whatever it was made
-        with.
+        """Open or create it, for this user only. Without an identity, open what there is, whatever it was
+        made with.
 
         Raises StoreMismatchError if the store was made with another identity.
         """
@@ -117,14 +118,15 @@ class Catalogue:
 
     @property
     def dtype(self) -> str | None:
-        """What the KV was computed in; None until the first engine has said so."""
+        """Return the dtype that the KV was computed in; None until the first engine has said so."""
         rows = self._rows("SELECT value FROM meta WHERE name = 'dtype'")
         return rows[0][0] if rows else None
 
     def settle_dtype(self, dtype: str) -> None:
-        """Note what the engine computes in. An identity may leave it open, records of two do not mix.
+        """Note the dtype that the engine computes in. An identity may leave it open, but records of two
+        dtypes do not mix.
 
-        Raises StoreMismatchError if an engine with another has written to this store.
+        Raises StoreMismatchError if an engine with another dtype has written to this store.
         """
         with self._transaction() as db:
             db.execute("INSERT OR IGNORE INTO meta VALUES ('dtype', ?)", (dtype,))
@@ -138,30 +140,30 @@ class Catalogue:
     # -- chunks -------------------------------------------------------------------------------------------
 
     def entries(self) -> list[Entry]:
-        """All chunks, oldest first."""
+        """Return all chunks, oldest first."""
         return self._select("")
 
     def pending(self) -> list[Entry]:
-        """Chunks whose KV is not there yet, or not any more because it was damaged."""
+        """Return the chunks whose KV is not there yet, or not any more because it was damaged."""
         return self._select("WHERE state = 'pending'")
 
     def entries_of(self, keys: Iterable[str]) -> list[Entry]:
-        """Those of ``keys`` that are known, each once, oldest first."""
+        """Return those of ``keys`` that are known, each once, oldest first."""
         return self._select(f"WHERE key IN {_LISTED}", (json.dumps(list(keys)),))
 
     def knows(self, key: str) -> bool:
-        """Whether a chunk belongs to the index."""
+        """Return whether a chunk belongs to the index."""
         return bool(self._rows("SELECT 1 FROM records WHERE key = ?", (key,)))
 
     def known(self, keys: Iterable[str] | None = None) -> set[str]:
-        """Those of ``keys`` that belong to the index; None: all that do."""
+        """Return those of ``keys`` that belong to the index; None: all that do."""
         if keys is None:
             return set(self._keys("SELECT key FROM records"))
         return self._among(keys, "")
 
     def changes(self, since: int) -> tuple[int, list[str] | None]:
-        """The number of the last change to the set of chunks, and the keys that came or went after number
-        ``since``; None for more than are remembered."""
+        """Return the number of the last change to the set of chunks, and the keys that came or went after
+        number ``since``; None for more than are remembered."""
         ((last,),) = self._rows("SELECT IFNULL(MAX(number), 0) FROM changes")
         if last == since:
             return last, []
@@ -169,24 +171,25 @@ class Catalogue:
         return last, keys if len(keys) == last - since else None
 
     def ready(self, keys: Iterable[str]) -> set[str]:
-        """Those of ``keys`` whose KV is there."""
+        """Return those of ``keys`` whose KV is there."""
         return self._among(keys, "state = 'ready' AND")
 
     def ready_from(self, prefix: str) -> set[str]:
-        """The keys of ready chunks that begin with ``prefix``: what is to be found in one folder of files."""
+        """Return the keys of ready chunks that begin with ``prefix``: those that should be in one folder of
+        files."""
         query = f"SELECT key FROM records WHERE key >= ? AND key < ? || {_LAST} AND state = 'ready'"
         return set(self._keys(query, (prefix, prefix)))
 
     def pending_among(self, keys: Iterable[str]) -> set[str]:
-        """Those of ``keys`` whose KV is wanted and not noted to be there."""
+        """Return those of ``keys`` whose KV is wanted and not noted to be there."""
         return self._among(keys, "state = 'pending' AND")
 
     def pending_keys(self) -> list[str]:
-        """The keys of :meth:`pending`, without reading texts."""
+        """Return the keys of :meth:`pending`, without reading texts."""
         return self._keys("SELECT key FROM records WHERE state = 'pending'")
 
     def recent(self) -> list[tuple[str, int]]:
-        """Ready keys and the bytes of their KV, least recently used first."""
+        """Return ready keys and the bytes of their KV, least recently used first."""
         return self._rows("SELECT key, bytes FROM records WHERE state = 'ready' ORDER BY used")
 
     # -- what is stored -----------------------------------------------------------------------------------
@@ -202,7 +205,7 @@ class Catalogue:
         return bool(changed)
 
     def mark(self, keys: Iterable[str], state: Literal["pending", "evicted"]) -> None:
-        """Note that the KV of these chunks is gone: wanted again, or not."""
+        """Note that the KV of these chunks is gone, and whether it is wanted again."""
         with self._transaction() as db:
             _mark(db, keys, state)
 
@@ -218,7 +221,8 @@ class Catalogue:
             _doom(db, keys, kept=keep_ready)
 
     def doomed(self) -> list[str]:
-        """Keys whose files can be deleted: there are any after a crash between saying so and doing it."""
+        """Return the keys whose files can be deleted. There are some after a crash between saying so and
+        doing it."""
         return self._keys(
             "SELECT doomed.key FROM doomed LEFT JOIN records ON records.key = doomed.key"
             " WHERE kept OR state IS NULL OR state = 'evicted'"
@@ -270,7 +274,7 @@ class Catalogue:
         return orphans
 
     def only_of(self, *owners: str) -> list[str]:
-        """The keys that nobody else owns: what :meth:`release` of them all would return."""
+        """Return the keys that nobody else owns: what :meth:`release` of them all would return."""
         return self._keys(
             f"SELECT DISTINCT key FROM owners AS own WHERE owner IN {_LISTED} AND NOT EXISTS"
             f" (SELECT 1 FROM owners AS other WHERE other.key = own.key AND other.owner NOT IN {_LISTED})",
@@ -278,7 +282,7 @@ class Catalogue:
         )
 
     def chunks_of(self, owner: str) -> list[NewChunk]:
-        """The chunks of an owner, oldest first."""
+        """Return the chunks of an owner, oldest first."""
         entries = self._select("WHERE key IN (SELECT key FROM owners WHERE owner = ?)", (owner,))
         return [entry.chunk() for entry in entries]
 
@@ -286,8 +290,8 @@ class Catalogue:
         return set(self._keys("SELECT text FROM owners JOIN chunks USING (key) WHERE owner = ?", (owner,)))
 
     def behind(self, keys: Iterable[str]) -> list[Entry]:
-        """The chunks whose KV has traces of these: prefilled behind them, or behind such ones; oldest first,
-        so each comes after what it stands behind."""
+        """Return the chunks whose KV has traces of these: prefilled behind them, or behind such chunks;
+        oldest first, so each comes after the one it stands behind."""
         return self._select(
             "WHERE key IN (WITH RECURSIVE found(key) AS ("
             f"SELECT key FROM chunks WHERE after != '' AND after IN {_LISTED} UNION"
@@ -297,12 +301,12 @@ class Catalogue:
         )
 
     def ready_behind(self, keys: Iterable[str]) -> dict[str, str]:
-        """Of those of ``keys`` whose KV is there, the key that each stands behind; "" for none."""
+        """Return, by those of ``keys`` whose KV is there, the key that each stands behind; "" for none."""
         ready = "SELECT key, after FROM chunks JOIN records USING (key) WHERE state = 'ready'"
         return dict(self._rows(f"{ready} AND key IN {_LISTED}", (json.dumps(list(keys)),)))
 
     def owners_of(self, keys: Iterable[str]) -> list[str]:
-        """The owners of these chunks, each once, in the order of the first of them that it has."""
+        """Return the owners of these chunks, each once, in the order of the first chunk that each has."""
         return self._keys(
             f"SELECT owner FROM owners JOIN chunks USING (key) WHERE key IN {_LISTED}"
             " GROUP BY owner ORDER BY MIN(number)",
@@ -310,7 +314,7 @@ class Catalogue:
         )
 
     def owners(self, prefix: str = "") -> dict[str, list[str]]:
-        """Chunk keys by owner, of the owners whose name begins with ``prefix``."""
+        """Return chunk keys by owner, of the owners whose name begins with ``prefix``."""
         found: dict[str, list[str]] = {}
         begins = f"SELECT owner, key FROM owners WHERE owner >= ? AND owner < ? || {_LAST}"
         for owner, key in self._rows(begins, (prefix, prefix)):
@@ -318,17 +322,17 @@ class Catalogue:
         return found
 
     def an_owner_of(self, keys: Iterable[str] | None = None) -> dict[str, str]:
-        """One owner, always the same, of each of these chunks; None: of all."""
+        """Return one owner, always the same, of each of these chunks; None: of all chunks."""
         where, values = ("", ()) if keys is None else (f"WHERE key IN {_LISTED}", (json.dumps(list(keys)),))
         return dict(self._rows(f"SELECT key, MAX(owner) FROM owners {where} GROUP BY key", values))
 
     # -- usage --------------------------------------------------------------------------------------------
 
     def touch(self, uses: Mapping[str, tuple[int, int]]) -> None:
-        """Note (time of the last use, number of uses since the last note) by key.
+        """Note, by key, the time of the last use and the number of uses since the last note.
 
-        The time is in any unit that grows. An earlier one than noted before, from a clock that was set back,
-        is not believed.
+        The time is in any unit that grows. An earlier time than the one noted before, from a clock that was
+        set back, is not believed.
         """
         with self._transaction() as db:
             db.executemany(
@@ -346,7 +350,7 @@ class Catalogue:
             )
 
     def counters(self) -> dict[str, dict[str, int]]:
-        """What was counted, by tier and name."""
+        """Return what was counted, by tier and name."""
         found: dict[str, dict[str, int]] = {}
         for tier, name, value in self._rows("SELECT tier, name, value FROM counters"):
             found.setdefault(tier, {})[name] = value
@@ -361,7 +365,7 @@ class Catalogue:
         return Totals(chunks, ready, pending, evicted, tokens, size, owners)
 
     def reuse(self, limit: int) -> list[Reuse]:
-        """The owners whose chunks were used most often, at most ``limit``."""
+        """Return the owners whose chunks were used most often, at most ``limit``."""
         rows = self._rows(
             "SELECT owner, COUNT(*), SUM(tokens), SUM(uses) AS total FROM owners JOIN records USING (key)"
             " GROUP BY owner ORDER BY total DESC, owner LIMIT ?",
@@ -430,7 +434,7 @@ def _disown(db: sqlite3.Connection, owner: str, keys: Iterable[str]) -> list[str
 
 
 def _note_changes(db: sqlite3.Connection, keys: Sequence[str]) -> None:
-    """These chunks come or go. The last change is always remembered, so numbers have no gaps."""
+    """Note that these chunks come or go. The last change is always remembered, so numbers have no gaps."""
     if keys:
         db.executemany("INSERT INTO changes (key) VALUES (?)", [(key,) for key in keys])
         db.execute(

@@ -1,4 +1,4 @@
-"""The catalogue's tables, their version, and what a catalogue was made with."""
+"""The catalogue's tables, their version, and the identity that a catalogue was made with."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CREATE TABLE counters (
     tier TEXT NOT NULL, name TEXT NOT NULL, value INTEGER NOT NULL, PRIMARY KEY (tier, name)
 ) STRICT, WITHOUT ROWID;
 """
-_SINCE = {  # by version: what the next one has
+_SINCE = {  # what the next version has, by version
     2: ["ALTER TABLE chunks ADD COLUMN context BLOB NOT NULL DEFAULT X''"],
     3: [
         "ALTER TABLE chunks ADD COLUMN after TEXT NOT NULL DEFAULT ''",
@@ -53,7 +53,8 @@ def create(db: sqlite3.Connection, identity: KVIdentity) -> None:
 
 
 def stored_identity(db: sqlite3.Connection, root: Path) -> KVIdentity:
-    """What a catalogue was made with; one of a former version is brought to this one.
+    """Return the identity that a catalogue was made with. A catalogue of a former version is brought to this
+    one.
 
     Raises StoreMismatchError for those of other versions.
     """
@@ -72,12 +73,12 @@ def stored_identity(db: sqlite3.Connection, root: Path) -> KVIdentity:
     except (TypeError, ValueError):
         raise _made_by_another_version(root) from None
     if set(values) != {field.name for field in fields(KVIdentity)}:
-        raise _made_by_another_version(root)  # no default stands for a field that it does not name
+        raise _made_by_another_version(root)  # no default can replace a field that it does not name
     return identity
 
 
 def mismatch(root: Path, stored: KVIdentity, identity: KVIdentity) -> StoreMismatchError:
-    """The error that names what differs, and the remedy."""
+    """Return the error that names what differs, and the remedy."""
     different = stored.differences(identity)
     if set(different) <= {"codec", "namespace", "dtype", "prefix"}:  # settings, and not another model
         had = ", ".join(_setting(stored, name) for name in different)
@@ -96,7 +97,7 @@ def mismatch(root: Path, stored: KVIdentity, identity: KVIdentity) -> StoreMisma
 
 
 def _setting(identity: KVIdentity, name: str) -> str:
-    """What a user has set to get this."""
+    """Return what a user has set to get this."""
     if name == "prefix":
         return f"shared_prefix={identity.prefix_kind!r}"
     return f"{name}={getattr(identity, name)!r}"

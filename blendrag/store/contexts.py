@@ -1,11 +1,12 @@
-"""What stands before a chunk when it is prefilled: the text before it in its own document.
+"""The context of a chunk, which it is prefilled behind: the text before it in its own document.
 
 A chunk that is prefilled alone believes that it begins a text, and has not read what it refers to. Behind the
 text that precedes it, it needs less repair, at no cost when it is retrieved (FusionRAG puts a chunk's nearest
 neighbours there; the document's own text comes with ingest, and leaves with its document).
 
 The KV of a context is that of the chunk before, which has read what is before it: so a chunk's key names the
-chunk before it, and with it all that its KV has traces of. A chunk is kept only as long as that one is.
+chunk before it, and with it all that its KV has traces of. A chunk is kept only as long as the chunk before
+it is.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ class NewChunk(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Contexts:
-    """Makes chunks of texts. separator: token ids that prompts have between documents, and contexts between
-    chunks. limit: tokens of the longest context; 0: none. room: tokens that context and chunk may have
-    together."""
+    """The contexts of an index's chunks. separator: token ids that prompts have between documents, and
+    contexts between chunks. limit: tokens of the longest context; 0: none. room: tokens that context and
+    chunk may have together."""
 
     identity: KVIdentity
     separator: Ids = ()
@@ -42,7 +43,7 @@ class Contexts:
     room: int | None = None
 
     def chunk(self, text: str, ids: Ids, before: NewChunk | None = None) -> NewChunk:
-        """A chunk behind the last tokens of ``before``, and of its context."""
+        """Return a chunk behind the last tokens of ``before``, and of its context."""
         most = self.limit if self.room is None else min(self.limit, max(0, self.room - len(ids)))
         if before is None or most == 0:
             return NewChunk(self.identity.chunk_key(ids), text, ids)
@@ -51,9 +52,9 @@ class Contexts:
         return NewChunk(key, text, ids, context, before.key)
 
     def document(self, pieces: Iterable[tuple[str, Ids]], before: NewChunk | None = None) -> list[NewChunk]:
-        """The chunks of a document, in order. before: what precedes the first of them.
+        """Return the chunks of a document, in order. before: what precedes the first of them.
 
-        One that comes again is the first of its kind, and what follows stands behind that.
+        A piece that is repeated gives its first chunk again, and the next piece stands behind that.
         """
         made: dict[Ids, NewChunk] = {}
         chunks = []

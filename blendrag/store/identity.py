@@ -1,4 +1,4 @@
-"""What a chunk's KV depends on, and its name (design decision D5)."""
+"""The identity that a chunk's KV depends on, and a chunk's key (design decision D5)."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import numpy.typing as npt
 import xxhash
 
 LAYOUT_VERSION = 2  # of records and catalogues
-NO_CONTEXT = ""  # of chunks that no text of their document stood before
+NO_CONTEXT = ""  # the context of a chunk without text before it
 ALONE = "alone"  # ``KVIdentity.prefix`` of chunks that are prefilled behind nothing
 
 
 def prefix_name(kind: str, token_ids: Sequence[int]) -> str:
-    """``KVIdentity.prefix`` of chunks that are prefilled behind these tokens, of this kind."""
+    """Return the ``KVIdentity.prefix`` of chunks that are prefilled behind these tokens, of this kind."""
     if not len(token_ids):
         return ALONE
     return f"{kind} {xxhash.xxh3_128_hexdigest(np.asarray(token_ids, dtype='<i4').tobytes())}"
 
 
 def context_name(token_ids: Sequence[int], after: str = "") -> str:
-    """Stands in a chunk's key and record for the text before it when it was prefilled: 32 hex digits.
+    """Return the name, in a chunk's key and record, of the text that it was prefilled behind: 32 hex digits.
 
     after: the key of the chunk that this text ends with, which stands for all that it has read.
     """
@@ -38,7 +38,7 @@ class KVIdentity:
 
     model: name shown to people; not part of the digest, since a model may be known by several.
     weights: digest of config, weights and any adapter that is merged into them.
-    dtype: as the settings say it; "auto" leaves it to the engine (see ``Layout``).
+    dtype: as the settings say; "auto" leaves it to the engine (see ``Layout``).
     prefix: how chunks are prefilled: "alone", or ``prefix_name`` of the tokens they stood behind.
     namespace: the tenant; equal text in two namespaces has two keys.
     layout: version of the records.
@@ -57,7 +57,7 @@ class KVIdentity:
 
     @property
     def prefix_kind(self) -> str:
-        """Of what kind the tokens are that chunks stood behind; "none": there are none."""
+        """Return the kind of tokens that chunks stood behind; "none": there are none."""
         return "none" if self.prefix == ALONE else self.prefix.partition(" ")[0]
 
     def digest(self) -> str:
@@ -65,12 +65,12 @@ class KVIdentity:
         return xxhash.xxh3_128_hexdigest(json.dumps(parts, sort_keys=True).encode())
 
     def differences(self, other: KVIdentity) -> list[str]:
-        """Names of the fields, other than the model's name, in which two identities differ."""
+        """Return the names of the fields, other than the model's name, in which two identities differ."""
         names = [field.name for field in fields(self) if field.name != "model"]
         return [name for name in names if getattr(self, name) != getattr(other, name)]
 
     def chunk_key(self, token_ids: Sequence[int] | npt.NDArray[np.int32], context: str = NO_CONTEXT) -> str:
-        """Content address of a chunk: 32 hex digits over this identity, the token ids, and the name of the
-        context (:func:`context_name`)."""
+        """Return the content address of a chunk: 32 hex digits over this identity, the token ids, and the
+        name of the context (:func:`context_name`)."""
         ids = np.asarray(token_ids, dtype="<i4")
         return xxhash.xxh3_128_hexdigest(self.digest().encode() + ids.tobytes() + context.encode())

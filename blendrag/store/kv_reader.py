@@ -1,4 +1,4 @@
-"""What a process has of a KV store that another one keeps: its tiers, to read from, and RAM of its own."""
+"""A reader of a KV store that another process keeps: the store's tiers, and RAM of its own."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ WantedChunks = Sequence[tuple[str, Sequence[int]]]
 
 
 class KVReader:
-    """Thread-safe. Tiers are asked in order; what a slower one had, the faster ones get. Of records with
-    several shards it reads those of its own heads.
+    """A reader of a KV store. Thread-safe. Tiers are asked in order; records of a slower tier are copied to
+    the faster ones. Of a record with several shards, it reads those of its own heads.
 
-    An engine's other ranks have one each; its first has the :class:`~blendrag.store.kv_store.KVStore`, which
-    is one that also stores, and keeps the catalogue in step. ``replicas`` are what the other tiers have.
+    An engine's other ranks have one each. The first rank has the :class:`~blendrag.store.kv_store.KVStore`, a
+    reader that also stores, and keeps the catalogue in step. ``replicas``: the copies in the other tiers.
     """
 
     def __init__(self, tiers: Sequence[Tier], layout: Layout, replicas: Replicas) -> None:
@@ -44,8 +44,8 @@ class KVReader:
         own: range | None = None,
         shards: int = 1,
     ) -> KVReader:
-        """Of the store in ``root``, which the owner has opened. ``own``: the KV heads that this process has.
-        Raises ConfigError, StoreError."""
+        """Open a reader of the store in ``root``, which the owner has opened. ``own``: the KV heads that this
+        process has. Raises ConfigError, StoreError."""
         layout, tiers = Layout(identity, dtype, own, shards), list[Tier]()
         try:
             for spec in stack:
@@ -59,10 +59,11 @@ class KVReader:
     # -- reading ------------------------------------------------------------------------------------------
 
     def open_records(self, wanted: WantedChunks, *, use: bool = False) -> list[Opened | Miss]:
-        """Per (key, token ids) the record whose chunk begins with these tokens, or why there is none.
+        """Return, for each (key, token ids), the record whose chunk begins with these tokens, or why there is
+        none.
 
         Close what was opened with :meth:`close_records`. A damaged record is put aside; the next tier is
-        asked. ``use``: for a prompt, whose chunks these are in its order, and which counts as a use of them.
+        asked. ``use``: a prompt has these chunks, in this order, which counts as a use of them.
         """
         found: dict[str, Opened] = {}
         reasons: dict[str, Reason] = {}
@@ -108,7 +109,8 @@ class KVReader:
                 one.tier.close_record(one)
 
     def get(self, key: str, token_ids: Sequence[int]) -> Record | Miss:
-        """The record, or what this process reads of it, verified, which the faster tiers then have too."""
+        """Return the record, or what this process reads of it, verified. The faster tiers then have it,
+        too."""
         (opened,) = self.open_records([(key, token_ids)])
         if isinstance(opened, Miss):
             return opened
@@ -138,11 +140,11 @@ class KVReader:
             self.ram.clear()
 
     def damaged(self, tier: str, key: str) -> None:
-        """A row of a record in this tier failed its checksum: it is put aside, and wanted again. The owner's
-        business, whoever has read it."""
+        """Put aside a record of which a row in this tier failed its checksum; its chunk is wanted again. Only
+        the owner does this, whoever has read the record."""
 
     def _seen(self, key: str, uses: int) -> None:
-        """A chunk was asked for, and is there."""
+        """Note that a chunk was asked for, and is there."""
 
     def _put_aside(self, tier: Tier, key: str) -> None:
         tier.count(damaged=1)
@@ -161,21 +163,21 @@ class KVReader:
         return 0, []
 
     def forecast(self, forecasts: Sequence[Forecast]) -> None:
-        """Which conversations go on, for the policies of all tiers of this machine."""
+        """Tell the policies of this machine's tiers which conversations go on."""
         self._policies.forecast(forecasts)
 
     def policy_stats(self) -> dict[str, dict[str, float]]:
-        """How long prompts and forecasts were held up by policies (:meth:`Policies.stats`)."""
+        """Return how long policies have held up prompts and forecasts (:meth:`Policies.stats`)."""
         return self._policies.stats()
 
     # -- the rest -----------------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
-        """Counters per tier, fastest first."""
+        """Return counters per tier, fastest first."""
         return {tier.name: tier.stats() for tier in self.tiers}
 
     def wait(self) -> None:
-        """Until what is written behind is written."""
+        """Wait until what is written behind is written."""
         self.replicas.wait()
 
     def close(self) -> None:
@@ -190,12 +192,12 @@ def close_all(tiers: Iterable[Tier]) -> None:
 
 
 def read_whole(opened: Opened) -> Record:
-    """All rows of an opened record, verified. Raises DamagedError, TierError."""
+    """Return all rows of an opened record, verified. Raises DamagedError, TierError."""
     return read_rows(opened, range(opened.head.num_rows))
 
 
 def read_rows(opened: Opened, rows: range) -> Record:
-    """:func:`read_whole` of some; of a record in RAM, what is there."""
+    """Do as :func:`read_whole`, for some rows; of a record in RAM, return what is there."""
     head = opened.head
     if isinstance(opened.source, Record):
         return opened.source

@@ -24,7 +24,7 @@ from blendrag.store.usage_log import UsageLog
 
 
 class KVStore(KVReader):
-    """Open with :meth:`open`. Thread-safe.
+    """The KV store of one index. Open it with :meth:`open`. Thread-safe.
 
     Its *primary tier* is the first below RAM that may be written: a chunk that is there counts as stored.
     Nothing but chunks that were prefilled apart is ever put here, so a stream of new questions adds nothing
@@ -52,9 +52,9 @@ class KVStore(KVReader):
         parents: Mapping[str, str] | None = None,
     ) -> KVStore:
         """Open or create the store in ``root``. dtype: what the engine computes in. own: the KV heads that
-        this process has. shards: of the records that it writes. lock_s: so many seconds it waits for the
-        folder's lock, and holds it then; None: its client holds it. client: the process that this one ends
-        with. layout: of records that are no chunks'.
+        this process has. shards: how many the records have that it writes. lock_s: the seconds it waits for
+        the folder's lock, which it then holds; None: its client holds the lock. client: the process that this
+        one ends with. layout: for records that are no chunks.
         parents: see :attr:`LocalTier.parents`.
 
         Finishes what a crash interrupted. Raises StoreMismatchError for another model's store, ConfigError.
@@ -86,8 +86,8 @@ class KVStore(KVReader):
     # -- writing ------------------------------------------------------------------------------------------
 
     def put(self, key: str, token_ids: Sequence[int], kv: torch.Tensor, context: str = NO_CONTEXT) -> int:
-        """Store the KV of a chunk, [layers, 2 (K before RoPE, V), tokens, kv_heads, head_size]; its bytes, 0
-        if the catalogue does not want it (any more).
+        """Store the KV of a chunk, [layers, 2 (K before RoPE, V), tokens, kv_heads, head_size]. Returns its
+        bytes, 0 if the catalogue does not want it (any more).
 
         Raises StoreFullError or StoreError, leaving nothing behind.
         """
@@ -96,19 +96,19 @@ class KVStore(KVReader):
         return self.keep(self.layout.encode(key, token_ids, kv, context))
 
     def keep(self, record: Record) -> int:
-        """:meth:`put` of a record."""
+        """Do as :meth:`put`, with a record."""
         if not self.replicas.store(record):
             return 0
         self._usage.seen(record.key)
         return record.head.nbytes
 
     def holds(self, key: str) -> bool:
-        """Whether the chunk is stored."""
+        """Return whether the chunk is stored."""
         return self._primary.holds(key)
 
     def delete(self, keys: Iterable[str], *, everywhere: bool = False) -> tuple[int, list[str]]:
-        """Drop chunks from all tiers: how many the primary tier had, and the names of tiers that could not be
-        reached.
+        """Drop chunks from all tiers. Returns how many the primary tier had, and the names of tiers that
+        could not be reached.
 
         Those are tried again when the store is next opened. With ``everywhere``, nothing is dropped here
         unless all of them could be reached.
@@ -146,7 +146,7 @@ class KVStore(KVReader):
         return answers
 
     def used(self, prompt: Sequence[str]) -> None:
-        """A prompt had these chunks' KV from elsewhere: a use of them, if they are here."""
+        """Note that a prompt had these chunks' KV from elsewhere, which is a use of those that are here."""
         self._policies.used(prompt, prompt)
         for key in prompt:
             self._usage.seen(key, uses=1)
@@ -155,7 +155,7 @@ class KVStore(KVReader):
         self._usage.seen(key, uses)
 
     def adopt(self, wanted: WantedChunks) -> set[str]:
-        """Take over those chunks that another engine has put into a tier below the primary one; their
+        """Take over the chunks that another engine has put into a tier below the primary one. Returns their
         keys."""
         if self.tiers[-1] is self._primary.tier:
             return set()
@@ -173,9 +173,9 @@ class KVStore(KVReader):
         return adopted
 
     def check(self, keys: Iterable[str]) -> list[str]:
-        """A reader elsewhere could not use these chunks: read them again from every tier but RAM. What is
-        damaged is put aside. What no tier has, and none may have that cannot be reached now, is wanted again:
-        these keys."""
+        """Read chunks that a reader elsewhere could not use again from every tier but RAM, and put damaged
+        records aside. Returns the keys of chunks that no tier has, nor may have that cannot be reached now:
+        they are wanted again."""
         keys = list(keys)
         nowhere = dict.fromkeys(keys)
         for tier in self.tiers:
@@ -191,7 +191,7 @@ class KVStore(KVReader):
                 except GoneError:
                     continue
                 except TierError:
-                    nowhere.pop(key, None)  # it may be there
+                    nowhere.pop(key, None)  # a tier may have it
                 else:
                     nowhere.pop(key, None)
                 finally:

@@ -1,4 +1,4 @@
-"""One program per index; and turns among the processes of one."""
+"""The lock that keeps an index to one program, and a lock among that program's processes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ _LOOK_S = 0.05
 
 
 class IndexLock:
-    """Held while an index is open, by the process that writes its KV, or its client. The system
-    drops it when that process ends, however it ends."""
+    """The lock on an index, held while the index is open by the process that writes its KV, or by its client.
+    The system drops it when that process ends, however it ends."""
 
     def __init__(self, root: Path, wait_s: float = 0.0, client: int = 0) -> None:
-        """``wait_s``: so long for one who is about to end, unless its client is there.
+        """Take the lock. ``wait_s``: how long to wait for a holder that is about to end, unless its client
+        runs.
         ``client``: the id of the process that this one ends with; 0: it ends by itself."""
         self._lock = FileLock(root / "lock", mode=0o600, thread_local=False)  # any thread may close an index
         self._holder = root / "lock.pid"
@@ -51,7 +52,7 @@ class IndexLock:
             time.sleep(_LOOK_S)
 
     def _pids(self) -> list[int]:
-        """The holder, and its client, as far as they are known."""
+        """Return the ids of the holder and its client, as far as they are known."""
         with contextlib.suppress(OSError, ValueError):  # the holder writes it just after it has the lock
             return [int(pid) for pid in self._holder.read_text().split()]
         return []
@@ -76,6 +77,6 @@ class Turns:
 
     @contextlib.contextmanager
     def mine(self) -> Iterator[None]:
-        """Waits for it."""
+        """Wait for the lock, and hold it inside."""
         with self._threads, self._processes or contextlib.nullcontext():
             yield

@@ -1,4 +1,4 @@
-"""What the eviction policies of a store hear of its prompts, and what it costs to tell them."""
+"""The calls to the eviction policies of a store: what they are told of prompts, and the time it takes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from blendrag.eviction import Use
 from blendrag.store.tiers import Tier
 from blendrag.store.tiers.local import Forecast, LocalTier
 
-_REMEMBERED = 65_536  # chunks that prompts used; those before are taken for new ones
+_REMEMBERED = 65_536  # chunks that prompts used; earlier ones count as new again
 _TIMED = 1024  # calls
 
 
 class Policies:
-    """Of the tiers on this machine; the others have none. Thread-safe."""
+    """The eviction policies of the tiers on this machine; other tiers have none. Thread-safe."""
 
     def __init__(self, tiers: Iterable[Tier]) -> None:
         self._tiers = [tier for tier in tiers if isinstance(tier, LocalTier)]
@@ -26,10 +26,11 @@ class Policies:
         self._times = {"used": _Times(), "forecast": _Times()}
 
     def used(self, prompt: Sequence[str], found: Iterable[str]) -> None:
-        """A prompt with these chunks, in its order, was asked for; of them, ``found`` were there.
+        """Tell the policies that a prompt with these chunks, in its order, was asked for; ``found`` were
+        there.
 
-        They are named from its end to its beginning: a prefix cache gives up the end first, and so does a
-        policy that goes by the order of calls.
+        The chunks are named from the prompt's end to its beginning: a prefix cache drops the end first, and
+        so does a policy that goes by the order of calls.
         """
         with self._times["used"].taken():
             keys = list(dict.fromkeys(prompt))
@@ -44,17 +45,19 @@ class Policies:
                 tier.used(uses)
 
     def forecast(self, forecasts: Sequence[Forecast]) -> None:
-        """Which conversations go on, as far as one can tell."""
+        """Tell the policies which conversations go on, as far as one can tell."""
         with self._times["forecast"].taken():
             for tier in self._tiers:
                 tier.forecast(forecasts)
 
     def stats(self) -> dict[str, dict[str, float]]:
-        """By call: how many, how long they took in all, and the latest ``_TIMED`` of them."""
+        """Return, by call, how many there were, how long they took in all, and times of the latest ``_TIMED``
+        of them."""
         return {name: times.stats() for name, times in self._times.items()}
 
     def _meet(self, keys: Sequence[str]) -> int:
-        """How many of a prompt's leading chunks prompts have used before. Now they have used them all."""
+        """Return how many of a prompt's leading chunks earlier prompts have used, and note that this one uses
+        all."""
         with self._lock:
             known = next((depth for depth, key in enumerate(keys) if key not in self._known), len(keys))
             for key in keys:
@@ -66,7 +69,7 @@ class Policies:
 
 
 class _Times:
-    """What calls took, waiting for locks included."""
+    """The time that calls took, waiting for locks included."""
 
     def __init__(self) -> None:
         self._latest: deque[float] = deque(maxlen=_TIMED)
@@ -87,7 +90,7 @@ class _Times:
                 self._worst = max(self._worst, took)
 
     def stats(self) -> dict[str, float]:
-        """calls, seconds, worst_ms: since the start; p50_ms, p99_ms: of the latest."""
+        """Return calls, seconds, worst_ms: since the start; p50_ms, p99_ms: of the latest."""
         with self._lock:
             latest = sorted(self._latest)
             p50, p99 = (latest[int(share * (len(latest) - 1))] if latest else 0.0 for share in (0.5, 0.99))

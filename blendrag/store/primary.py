@@ -1,4 +1,4 @@
-"""The primary tier, where a chunk counts as stored, kept in step with the catalogue, which says so."""
+"""The primary tier, where a chunk counts as stored, kept in step with the catalogue."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from blendrag.store.tiers import DiskTier, RamTier, Tier, TierError
 
 
 class Primary:
-    """Also over a crash: before a file may be deleted the catalogue notes it, and a file that nobody waits
-    for is noted before it is written. So :meth:`recover` has to look at few files, however many there are.
-    """
+    """The primary tier and the catalogue, in step even after a crash: the catalogue notes a file before it
+    may be deleted, and a file that nobody waits for before it is written. So :meth:`recover` has to look at
+    few files, however many there are."""
 
     tier: Tier
 
@@ -24,24 +24,24 @@ class Primary:
         self._faster: Sequence[RamTier] = ()
         self._slower: Sequence[Tier] = ()
         self._evicted: list[str] = []
-        self._state = threading.Lock()  # whether a record is there and what the catalogue says of it
+        self._state = threading.Lock()  # over a record and what the catalogue says of it
 
     def attach(self, tier: Tier, faster: Iterable[Tier], slower: Sequence[Tier]) -> None:
-        """``faster``: the tiers above, which do not keep a chunk that has left for good. ``slower``: those
-        below, from which it can still be had if they have it."""
+        """Set the tier and its neighbours. ``faster``: the tiers above, which do not keep a chunk that has
+        left for good. ``slower``: the tiers below, from which it can still be had if they have it."""
         self.tier, self._slower = tier, slower
         self._faster = [one for one in faster if isinstance(one, RamTier)]
 
     def knows(self, key: str) -> bool:
-        """Whether the catalogue wants the chunk."""
+        """Return whether the catalogue wants the chunk."""
         return self._catalogue.knows(key)
 
     def holds(self, key: str) -> bool:
-        """Whether the chunk is stored."""
+        """Return whether the chunk is stored."""
         return bool(self.tier.has([key])) and bool(self._catalogue.ready([key]))
 
     def evicting(self, key: str) -> None:
-        """The tier is about to drop a record for another one."""
+        """Note that the tier is about to drop a record for another one."""
         below = any(_has(tier, key) for tier in self._slower)
         with self._state:
             self._catalogue.evict([key], keep_ready=below)
@@ -65,8 +65,8 @@ class Primary:
         return self._note_ready(record)
 
     def _announce(self, key: str) -> None:
-        """A chunk that nobody waits for has no claim to a file: until :meth:`_note_ready`, a crash makes it
-        one to be deleted."""
+        """Note a chunk that nobody waits for as one to be deleted after a crash, until
+        :meth:`_note_ready`."""
         if isinstance(self.tier, DiskTier):
             entries = self._catalogue.entries_of([key])
             if not entries or entries[0].state == "evicted":
@@ -86,14 +86,15 @@ class Primary:
         return noted
 
     def bury(self, keys: Sequence[str]) -> None:
-        """The files of these chunks are gone. One that could not be removed stays doomed: the next opening
-        tries again."""
+        """Note that the files of these chunks are gone. One that could not be removed stays doomed: the next
+        opening tries again."""
         if keys:
             left = self.tier.has(keys) if isinstance(self.tier, DiskTier) else set()
             self._catalogue.buried([key for key in keys if key not in left])
 
     def lost(self, key: str) -> bool:
-        """A chunk was not found anywhere: if it should be here, it is wanted again, and that is true."""
+        """Note that a chunk was not found anywhere. If it should be here, it is wanted again; returns True
+        then."""
         with self._state, contextlib.suppress(StoreError, TierError):
             if not self.tier.has([key]) and self._catalogue.ready([key]):
                 self._catalogue.mark([key], "pending")
@@ -101,12 +102,13 @@ class Primary:
         return False
 
     def released(self) -> list[str]:
-        """Chunks that nobody owns any more, whose records were not yet deleted from every tier."""
+        """Return chunks that nobody owns any more, whose records were not yet deleted from every tier."""
         doomed = self._catalogue.doomed()
         return sorted(set(doomed) - self._catalogue.known(doomed))
 
     def recover(self) -> list[str]:
-        """Finish the evictions that a crash interrupted; keys of files that were written and not noted."""
+        """Finish the evictions that a crash interrupted. Returns keys of files that were written and not
+        noted."""
         if isinstance(self.tier, RamTier):
             self._catalogue.mark([key for key, _ in self._catalogue.recent()], "pending")
         if not isinstance(self.tier, DiskTier):
@@ -126,8 +128,8 @@ def _has(tier: Tier, key: str) -> bool:
 
 
 def delete_from(tier: Tier, keys: Sequence[str]) -> int | None:
-    """How many of these records the tier had; None if it cannot be reached. A tier that is only read keeps
-    its own."""
+    """Delete records from a tier. Returns how many it had; None if it cannot be reached. A read-only tier
+    keeps its own."""
     if tier.spec.writes == "never":
         return 0
     try:

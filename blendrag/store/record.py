@@ -1,6 +1,6 @@
-"""A chunk's record: the same bytes in every tier, laid down so that a layer is one sequential read.
+"""The record of a chunk: the same bytes in every tier, laid out so that a layer is one sequential read.
 
-A safetensors file: header (padded, so that what follows is aligned), ``token_ids`` (int32 [tokens]),
+It is a safetensors file: header (padded, so that what follows is aligned), ``token_ids`` (int32 [tokens]),
 ``layers`` (uint8 [shards * layers, row]; a row is what the codec makes of one layer's K and V of a shard's
 heads). The header carries a checksum per row, so a layer can be used before the next one has arrived.
 
@@ -28,7 +28,7 @@ Reason = Literal["missing", "damaged", "mismatch", "unavailable"]
 
 HEAD_READ = 16 << 10  # one read of this size has the head of a chunk of up to 2,000 tokens
 _ALIGN = 1024
-_MOST_HEADER = 1 << 16  # bytes; 16 hex digits per layer, and some names
+_MOST_HEADER = 1 << 16  # bytes: 16 hex digits per layer, and some names
 _MOST_TOKENS = 1 << 22
 
 
@@ -45,19 +45,19 @@ class DamagedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Miss:
-    """Why a chunk's KV could not be had: never stored or evicted; damaged; made of other tokens; on a tier
-    that cannot be reached now."""
+    """The reason why a chunk's KV could not be had: never stored or evicted; damaged; made of other tokens;
+    on a tier that cannot be reached now."""
 
     reason: Reason
 
 
 class Layout:
-    """What the records of one identity look like.
+    """The format of one identity's records.
 
     ``dtype``: what the engine computes in, "bfloat16" for example: an identity may leave it open.
-    ``digest`` names all records of this layout, whatever their chunk: servers that are shared keep them by
-    it. ``own``: the KV heads that this process has of every layer; None: all. ``shards``: of records that are
-    made here.
+    ``digest`` names all records of this layout, whatever their chunk: shared servers keep them under it.
+    ``own``: the KV heads that this process has of every layer; None: all. ``shards``: how many the records
+    have that are made here.
     """
 
     def __init__(self, identity: KVIdentity, dtype: str, own: range | None = None, shards: int = 1) -> None:
@@ -70,20 +70,20 @@ class Layout:
         self.digest = xxhash.xxh3_128_hexdigest(f"{identity.digest()} {dtype}".encode())
 
     def codec_of(self, shards: int) -> Codec:
-        """That of the rows of a record with so many shards."""
+        """Return the codec for the rows of a record with so many shards."""
         if shards not in self._codecs:
             heads = self.heads // shards
             self._codecs[shards] = make_codec(self.identity.codec, heads, self.size, self.dtype)
         return self._codecs[shards]
 
     def row_bytes(self, tokens: int, rows: int, context: str = NO_CONTEXT) -> int:
-        """Bytes of each of so many rows of a chunk."""
+        """Return the bytes of each of so many rows of a chunk."""
         return self.codec_of(max(1, rows // max(1, self.num_layers))).row_bytes(tokens)
 
     def encode(
         self, key: str, token_ids: Sequence[int], kv: torch.Tensor, context: str = NO_CONTEXT
     ) -> Record:
-        """A record of [layers, 2 (K before RoPE, V), tokens, kv_heads, head_size]."""
+        """Make a record of [layers, 2 (K before RoPE, V), tokens, kv_heads, head_size]."""
         ids = np.ascontiguousarray(token_ids, dtype="<i4")
         codec = self.codec_of(self.shards)
         parts = [codec.encode(part) for part in kv.chunk(self.shards, dim=3)]
@@ -92,7 +92,8 @@ class Layout:
         return Record(head, rows)
 
     def header(self, key: str, ids: TokenIds, checksums: Sequence[str], context: str = NO_CONTEXT) -> bytes:
-        """The first bytes of a record, a function of what it holds: what differs from it is damaged."""
+        """Return the first bytes of a record. They follow from what it holds: a record with others is
+        damaged."""
         tokens, count = len(ids), len(checksums)
         row = self.row_bytes(tokens, count, context)
         fields = {
@@ -116,11 +117,11 @@ class Layout:
         return len(text).to_bytes(8, "little") + text
 
     def parse(self, key: str, first: bytes | memoryview, size: int) -> Head | int:
-        """The head of the record of ``size`` bytes that begins with ``first``; or, if ``first`` is too short
-        for it, how many bytes it takes.
+        """Return the head of the record of ``size`` bytes that begins with ``first``; or, if ``first`` is too
+        short for it, how many bytes it takes.
 
-        Nothing is allocated by what the record says of itself: lengths are compared first, and then the whole
-        header with the one that a record of this identity would have. Raises DamagedError.
+        Nothing is allocated on the record's own word: lengths are compared first, and then the whole header
+        with the one that a record of this identity would have. Raises DamagedError.
         """
         if len(first) < 8:
             raise DamagedError(f"{key}: only {len(first)} bytes")
@@ -150,20 +151,20 @@ class Layout:
         ids: TokenIds = np.frombuffer(bytes(first[begin:end]), dtype="<i4")
         if self.header(key, ids, checksums, context) != bytes(first[:begin]):
             raise DamagedError(f"{key}: another record's header, or a changed one")
-        # So no record is larger than its chunk, whoever wrote it.
+        # This way no record is larger than its chunk, whoever wrote it.
         if self.identity.chunk_key(ids, context) != key:
             raise DamagedError(f"{key}: another chunk's tokens")
         return Head(self, key, ids, checksums, context)
 
     def _has_shards(self, rows: int) -> bool:
-        """Whether so many rows are those of whole shards."""
+        """Return whether so many rows make whole shards."""
         shards, rest = divmod(rows, max(1, self.num_layers))
         return shards > 0 and rest == 0 and self.heads % shards == 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Head:
-    """What a record says of itself before its layers: enough to read any layer, and to verify it.
+    """The head of a record, before its layers: enough to read any layer, and to verify it.
 
     Row ``shard * num_layers + layer`` has the heads of that shard in that layer.
     """
@@ -192,37 +193,38 @@ class Head:
 
     @property
     def own_shards(self) -> range:
-        """Those with heads that this process has."""
+        """Return the shards with heads that this process has."""
         own, heads = self.layout.own, self.layout.heads // self.shards
         return range(own.start // heads, -(-own.stop // heads))
 
     @property
     def own_rows(self) -> range:
-        """All layers of :attr:`own_shards`."""
+        """Return the rows of all layers of :attr:`own_shards`."""
         layers, shards = self.layout.num_layers, self.own_shards
         return range(layers * shards.start, layers * shards.stop)
 
     @property
     def own_bytes(self) -> int:
-        """Bytes of what this process reads of the record."""
+        """Return the bytes of what this process reads of the record."""
         return self.begin + len(self.own_rows) * self.row_bytes
 
     @property
     def begin(self) -> int:
-        """Bytes before the first layer."""
+        """Return the bytes before the first layer."""
         return len(self.bytes())
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the whole record."""
+        """Return the bytes of the whole record."""
         return self.begin + self.num_rows * self.row_bytes
 
     def bytes(self) -> bytes:
-        """The record's bytes before the first layer."""
+        """Return the record's bytes before the first layer."""
         return self.layout.header(self.key, self.ids, self.checksums, self.context) + self.ids.tobytes()
 
     def starts_with(self, token_ids: Sequence[int]) -> bool:
-        """Whether the chunk's tokens begin with these: ids are compared, not only the key (decision D5)."""
+        """Return whether the chunk's tokens begin with these: ids are compared, not only the key (decision
+        D5)."""
         wanted = np.asarray(token_ids, dtype="<i4")
         return len(wanted) <= self.tokens and bool(np.array_equal(self.ids[: len(wanted)], wanted))
 
@@ -233,8 +235,8 @@ class Head:
                 raise DamagedError(f"{self.key}: checksum of layer {at % self.layout.num_layers}")
 
     def decode(self, row: torch.Tensor, shard: int, key: torch.Tensor, value: torch.Tensor) -> None:
-        """A row of this shard into ``key`` and ``value``, [n, own heads, head_size] each, n <= tokens: those
-        of its heads that this process has. Otherwise as :meth:`Codec.decode`."""
+        """Decode a row of this shard into ``key`` and ``value``, [n, own heads, head_size] each, n <= tokens:
+        those of its heads that this process has. Otherwise as :meth:`Codec.decode`."""
         codec, own = self.layout.codec_of(self.shards), self.layout.own
         begin = shard * codec.heads
         first, last = max(own.start, begin), min(own.stop, begin + codec.heads)
@@ -262,7 +264,7 @@ class Record:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the KV as it is stored."""
+        """Return the bytes of the KV as it is stored."""
         return self.rows.numel()
 
     @property
@@ -271,7 +273,7 @@ class Record:
 
     @property
     def own(self) -> Record:
-        """With those of its rows alone that this process reads."""
+        """Return the record with only the rows that this process reads."""
         wanted = self.head.own_rows
         if len(self.rows) == len(wanted):
             return self
@@ -279,7 +281,7 @@ class Record:
         return Record(self.head, self.rows[at : at + len(wanted)].clone(), wanted.start)
 
     def decode(self) -> torch.Tensor:
-        """[layers, 2 (K before RoPE, V), tokens, own heads, head_size], as exact as the codec is."""
+        """Return [layers, 2 (K before RoPE, V), tokens, own heads, head_size], as exact as the codec is."""
         layout, wanted = self.head.layout, self.head.own_rows
         shape = (layout.num_layers, 2, self.head.tokens, len(layout.own), layout.size)
         kv = torch.empty(shape, dtype=layout.dtype)
@@ -290,7 +292,7 @@ class Record:
 
 
 def checksum(row: torch.Tensor) -> str:
-    """xxh3_64 of a row's bytes, 16 hex digits."""
+    """Return xxh3_64 of a row's bytes, 16 hex digits."""
     return xxhash.xxh3_64_hexdigest(row.numpy().data)
 
 

@@ -1,4 +1,4 @@
-"""Copies of records in the other tiers: of what is stored in slower ones, of what is read in faster ones."""
+"""Copies of records in the other tiers: slower tiers get what is stored, faster ones what is read."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ _MOST_WAITING = 512 << 20  # bytes of records that wait to be written behind
 
 
 class Replicas:
-    """Thread-safe. What fails is counted by the tier; the primary tier has the record. A chunk that is
-    deleted while a copy of it is under way is deleted there, too. primary: None where nothing is stored: only
-    RAM gets copies then."""
+    """The copies of records. Thread-safe. Failures are counted by the tier; the primary tier has the record.
+    A chunk that is deleted while a copy of it is under way is deleted there, too. primary: None where nothing
+    is stored: then only RAM gets copies."""
 
     def __init__(self, tiers: Sequence[Tier], primary: Primary | None = None) -> None:
         self._tiers, self._primary = tiers, primary
         self._behind = Background("copies", _MOST_WAITING)  # to slower tiers: the writer waits for room
-        self._promotions = Background("promotions", _MOST_WAITING)  # to faster ones: left if there is none
+        self._promotions = Background("promotions", _MOST_WAITING)  # to faster tiers: dropped without room
         self._leaving: set[str] = set()  # deleted, while copies of them may still be under way
 
     def store(self, record: Record) -> bool:
-        """Store the record in the primary tier, and copy it to the tiers that are written through or behind;
-        False if the catalogue does not want it (any more). Raises StoreError, leaving nothing behind."""
+        """Store the record in the primary tier, and copy it to the tiers that are written through or behind.
+        Returns False if the catalogue does not want it (any more). Raises StoreError, leaving nothing
+        behind."""
         assert self._primary is not None, "only the owner stores"
         self._leaving.discard(record.key)
         try:
@@ -43,30 +44,30 @@ class Replicas:
                 self._copy(tier, record)
             elif tier is not self._primary.tier and tier.spec.writes == "behind":
                 self._behind.do(partial(self._copy, tier, record), record.nbytes)
-        if not self._wanted(record.key):  # of two threads, one may copy what the other has just deleted
+        if not self._wanted(record.key):  # another thread may just have deleted it
             for tier in self._tiers:
                 if isinstance(tier, RamTier):
                     tier.delete([record.key])
         return True
 
     def wants(self, opened: Opened) -> bool:
-        """Whether a tier that is faster than the record's would keep what is read of it."""
+        """Return whether a faster tier than the record's would keep what is read of it."""
         return bool(self._faster(opened.tier, opened.head, len(opened.head.own_rows)))
 
     def want_whole(self, opened: Opened) -> bool:
-        """Whether another than RAM would."""
+        """Return whether a faster tier other than RAM would keep it, so that it is read whole."""
         faster = self._faster(opened.tier, opened.head, opened.head.num_rows)
         return any(not isinstance(tier, RamTier) for tier in faster)
 
     def promote(self, record: Record, found_in: Tier) -> None:
-        """Give a verified record to the tiers that are faster than the one it was found in; one of which only
-        a part was read, to RAM."""
+        """Give a verified record to the tiers that are faster than the one it was found in. A record of which
+        only a part was read goes to RAM only."""
         for tier in self._faster(found_in, record.head, len(record.rows)):
             if self._copy(tier, record):
                 tier.count(promotions=1)
 
     def promote_behind(self, records: Sequence[Record], found_in: Sequence[Tier]) -> None:
-        """:meth:`promote`, in the background, as far as there is room for it."""
+        """Do as :meth:`promote`, in the background, as far as there is room for it."""
         for record, tier in zip(records, found_in, strict=True):
             self._promotions.do_if_room(partial(self.promote, record, tier), record.nbytes)
 
@@ -76,8 +77,8 @@ class Replicas:
 
     @contextmanager
     def leaving(self, keys: Sequence[str]) -> Iterator[None]:
-        """While these chunks are deleted, and until all copies that are under way are done, no tier gets
-        them, unless they are stored anew."""
+        """Keep these chunks out of all tiers while they are deleted, and until all copies under way are done,
+        unless they are stored anew."""
         self._leaving.update(keys)
         try:
             yield
@@ -85,7 +86,7 @@ class Replicas:
             self._behind.do(partial(self._promotions.do, partial(self._leaving.difference_update, keys)))
 
     def wait(self) -> None:
-        """Until what is under way is done."""
+        """Wait until what is under way is done."""
         self._behind.wait()
         self._promotions.wait()
 
@@ -94,7 +95,7 @@ class Replicas:
         self._promotions.close()
 
     def _copy(self, tier: Tier, record: Record) -> bool:
-        """Whether the tier has it now."""
+        """Copy a record to a tier. Returns whether the tier has it now."""
         if not self._wanted(record.key):
             return False
         there = False
@@ -112,7 +113,7 @@ class Replicas:
         return key not in self._leaving and (self._primary is None or self._primary.knows(key))
 
     def _faster(self, found_in: Tier, head: Head, rows: int) -> list[Tier]:
-        """For so many rows of a record."""
+        """Return the faster tiers that would keep so many rows of a record."""
         return [
             tier
             for tier in self._tiers[: self._tiers.index(found_in)]
@@ -122,8 +123,8 @@ class Replicas:
 
 
 class Background:
-    """Runs what it is given in order. What is given when more than ``most`` bytes wait is waited for, or
-    left."""
+    """A background thread that runs work in order. While more than ``most`` bytes wait, new work is waited
+    for, or dropped."""
 
     def __init__(self, name: str, most: int) -> None:
         self._most, self._waiting = most, 0
@@ -131,13 +132,13 @@ class Background:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"blendrag-{name}")
 
     def do(self, work: Callable[[], object], nbytes: int = 0) -> None:
-        """Run ``work``, which keeps ``nbytes`` in memory, later; first wait for room for it."""
+        """Run ``work``, which keeps ``nbytes`` in memory, later. Waits for room for it first."""
         with self._room:
             self._room.wait_for(lambda: self._fits(nbytes))
             self._begin(work, nbytes)
 
     def do_if_room(self, work: Callable[[], object], nbytes: int = 0) -> bool:
-        """Run ``work`` later; False, and nothing done, if there is no room for it now."""
+        """Run ``work`` later. Returns False, and does nothing, if there is no room for it now."""
         with self._room:
             if not self._fits(nbytes):
                 return False
@@ -145,7 +146,7 @@ class Background:
             return True
 
     def wait(self) -> None:
-        """Until everything given so far is done."""
+        """Wait until everything given so far is done."""
         self._thread.submit(lambda: None).result()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""SQLite as an index uses it: connections, transactions, and what its failures are called."""
+"""SQLite as an index uses it: connections, transactions, and the errors for its failures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _UNUSABLE = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PE
 
 @contextlib.contextmanager
 def errors_of(what: str) -> Iterator[None]:
-    """Raises StoreFullError or StoreError, "what failed: reason", for an SQLite error inside."""
+    """Raise StoreFullError or StoreError, "what failed: reason", for an SQLite error inside."""
     try:
         yield
     except sqlite3.Error as error:
@@ -29,7 +29,7 @@ def errors_of(what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def transaction(db: sqlite3.Connection) -> Iterator[None]:
-    """All or nothing of what is written inside."""
+    """Write all or nothing of what is written inside."""
     db.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -40,8 +40,8 @@ def transaction(db: sqlite3.Connection) -> Iterator[None]:
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """A connection for several threads, in autocommit mode, to a file that other processes use as well. It
-    is made, for this user only, if it is not there. Raises StoreError."""
+    """Return a connection for several threads, in autocommit mode, to a file that other processes use as
+    well. The file is made, for this user only, if it is not there. Raises StoreError."""
     try:
         make_folder(path.parent)
         make_file(path)
@@ -78,12 +78,12 @@ def use_wal(db: sqlite3.Connection) -> None:
 
 
 def damaged(error: StoreError) -> bool:
-    """Whether the file is no database, or a broken one."""
+    """Return whether the file is no database, or a broken one."""
     return _code(error.__cause__) in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)
 
 
 def _code(error: BaseException | None) -> int:
-    """SQLite's primary result code; 0: not one of its own."""
+    """Return SQLite's primary result code; 0: not one of its own."""
     return (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
 
 
@@ -92,7 +92,7 @@ def _code(error: BaseException | None) -> int:
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[sqlite3.Connection]:
-    """A connection in autocommit mode. Raises StoreError and StoreFullError for what goes wrong inside.
+    """Open a connection in autocommit mode. Raises StoreError and StoreFullError for what goes wrong inside.
 
     A schema is not trusted with more than SQL itself: the file may come from elsewhere.
     """
@@ -105,7 +105,7 @@ def opened(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def check(path: Path) -> list[str]:
-    """What is wrong with the file's own structure; empty: nothing."""
+    """Return what is wrong with the file's own structure; empty: nothing."""
     try:
         with opened(path) as db:
             lines = [str(line) for (line,) in db.execute("PRAGMA quick_check(10)")]
@@ -115,8 +115,8 @@ def check(path: Path) -> list[str]:
 
 
 def compact(path: Path) -> int:
-    """Give back the room of what was deleted, and overwrite it. Bytes freed; what was in use is copied, so
-    that much disk space is needed meanwhile."""
+    """Give back the room of what was deleted, and overwrite it. Returns the bytes freed. What was in use is
+    copied, so that much disk space is needed meanwhile."""
     before = _size(path)
     with opened(path) as db:
         db.execute("VACUUM")

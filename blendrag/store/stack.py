@@ -12,7 +12,7 @@ from blendrag.errors import ConfigError
 
 Kind = Literal["ram", "disk", "redis", "object"]
 Write = Literal["through", "behind", "never"]
-DEFAULT_POLICY = "gdsf"  # the best of those that need not be taught, on retrieved chunks (docs/eviction.md)
+DEFAULT_POLICY = "gdsf"  # the best untaught policy on retrieved chunks (docs/eviction.md)
 
 _ALLOWED = {
     "ram": {"bytes", "chunks", "policy", "tree_bytes"},
@@ -23,7 +23,7 @@ _ALLOWED = {
 
 
 class TierSpec(BaseModel):
-    """A stack is a list of these, fastest first.
+    """A tier of a stack. A stack is a list of these, fastest first.
 
     write: "through": a chunk counts as stored when it is there; "behind": it is written in the background;
         "never": the tier is only read.
@@ -59,11 +59,12 @@ class TierSpec(BaseModel):
         return self
 
     def plain(self) -> dict[str, Any]:
-        """As plain data, for the engine's worker."""
+        """Return it as plain data, for the engine's worker."""
         return self.model_dump(mode="json", exclude_unset=True)
 
     def share(self, part: float) -> TierSpec:
-        """With room for so much of every record, where the process's own memory has it."""
+        """Return the tier with room for only this part of every record, if it is in the process's own
+        memory."""
         if self.kind != "ram" or self.bytes is None:
             return self
         return self.model_copy(update={"bytes": round(self.bytes * part)})
@@ -74,12 +75,12 @@ class TierSpec(BaseModel):
 
     @property
     def evicts(self) -> bool:
-        """Whether it has limits, which chunks leave for."""
+        """Return whether the tier has limits, so that chunks have to leave."""
         return self.bytes is not None or self.chunks is not None
 
     @property
     def label(self) -> str:
-        """Its name in statistics, without what may be secret."""
+        """Return the tier's name in statistics, without what may be secret."""
         return self.kind if self.kind != "disk" or self.path is None else f"disk {self.path}"
 
 
@@ -87,8 +88,8 @@ OWN_FOLDER = (TierSpec(kind="disk"),)  # the stack of an index that has its KV i
 
 
 def primary_at(stack: Sequence[TierSpec]) -> int:
-    """Which tier of a stack is primary, so that a chunk counts as stored when it is there: the first that is
-    not RAM and may be written, else the first that may be.
+    """Return the place of a stack's primary tier, where a chunk counts as stored: the first that is not RAM
+    and may be written, else the first that may be.
 
     Raises ConfigError if none may be written, or two are the same.
     """

@@ -28,12 +28,12 @@ Nodes = tuple[Node, ...]  # of a path, from the root on
 
 
 def place(start: int, parent: str) -> str:
-    """What a record says of a node besides its token ids (``Head.context``)."""
+    """Return what a record says of a node besides its token ids (``Head.context``)."""
     return f"{start}:{parent}"
 
 
 def placed(context: str) -> tuple[int, str]:
-    """The start and the parent in a record's ``context``. Raises ValueError for what is none."""
+    """Return the start and the parent in a record's ``context``. Raises ValueError if it is not a node's."""
     start, colon, parent = context.partition(":")
     if not (colon and start.isascii() and start.isdecimal()) or bool(parent) != (start != "0"):
         raise ValueError(f"{context!r} is no place in a tree")
@@ -43,8 +43,8 @@ def placed(context: str) -> tuple[int, str]:
 def path_of(
     identity: KVIdentity, token_ids: Sequence[int], documents: Iterable[tuple[str, int, int]]
 ) -> Nodes:
-    """The nodes of a prompt. documents: (chunk key, start, length) of each, ascending (``PromptPlan``'s
-    ``transfer_params``); empty for a prompt without any."""
+    """Return the nodes of a prompt. documents: (chunk key, start, length) of each, ascending
+    (``PromptPlan``'s ``transfer_params``); may be empty."""
     nodes: list[Node] = []
     start, parent = 0, ""
 

@@ -1,4 +1,4 @@
-"""A tree's nodes where their KV is: a store of its own, so that nodes never push out a chunk."""
+"""The store of a tree's nodes. It is separate, so that nodes never push out a chunk."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class StoredNode:
 
 
 class NodeStore:
-    """In the engine's worker. Thread-safe. Which nodes there may be is said by a :class:`Tree`, over the same
-    folder."""
+    """The store of nodes, in the engine's worker. Thread-safe. Which nodes there may be is said by a
+    :class:`Tree`, over the same folder."""
 
     def __init__(self, kv: KVStore, layout: NodeLayout, parents: dict[str, str]) -> None:
         self.kv, self.layout, self._parents = kv, layout, parents
@@ -53,7 +53,7 @@ class NodeStore:
         block_size: int,
         block_bytes: int,
     ) -> NodeStore:
-        """Open or create it. Raises what :meth:`KVStore.open` does."""
+        """Open or create the store. Raises the errors of :meth:`KVStore.open`."""
         tree, _ = Tree.open(root, identity)
         parents = tree.parents()
         tree.close()
@@ -64,8 +64,9 @@ class NodeStore:
         return cls(kv, layout, parents)
 
     def put(self, node: StoredNode, rows: torch.Tensor) -> bool:
-        """Keep a node's blocks, uint8 [layers, bytes]; False if nobody wants it (any more), or there is no
-        room. One that is there, as another prompt has computed it meanwhile, is not written again."""
+        """Keep a node's blocks, uint8 [layers, bytes]. Returns False if nobody wants it (any more), or there
+        is no room. A node that is there, as another prompt has computed it meanwhile, is not written
+        again."""
         if self.kv.holds(node.key):
             return True
         known = node.key in self._parents
@@ -82,9 +83,9 @@ class NodeStore:
     def load(
         self, nodes: Sequence[tuple[str, Sequence[int]]], *, use: bool = True
     ) -> list[tuple[Record, Tier]]:
-        """The records of consecutive nodes of a path, verified, and where they were. nodes: (key, all token
-        ids up to its end) of each. use: whether they count as used. Raises NodeMissingError if one cannot be
-        had."""
+        """Return the records of consecutive nodes of a path, verified, and the tiers they were in. nodes:
+        (key, all token ids up to its end) of each. use: whether they count as used. Raises NodeMissingError
+        if one cannot be had."""
         opened = self.kv.open_records(nodes, use=use)
         records: list[tuple[Record, Tier]] = []
         try:
@@ -107,11 +108,12 @@ class NodeStore:
         return records
 
     def used(self, keys: Iterable[str]) -> None:
-        """A prompt began with these nodes, whose KV the engine had itself."""
+        """Note that a prompt began with these nodes, whose KV the engine had itself."""
         self.kv.used(list(keys))
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Drop nodes, in all tiers: with each, all that stand behind it have to be named, last ones first."""
+        """Drop nodes from all tiers. With each node, all that stand behind it have to be named, last ones
+        first."""
         self.kv.delete(keys)
         for key in keys:
             self._parents.pop(key, None)
@@ -123,7 +125,7 @@ class NodeStore:
         self.kv.close()
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless, in each tier, what a node stands behind is there too, and ends where
+        """Raise AssertionError unless, in each tier, the parent of each node is there, too, and ends where
         the node begins, with the same tokens."""
         for tier in self.kv.tiers:
             assert isinstance(tier, LocalTier)

@@ -1,4 +1,4 @@
-"""Which nodes there are, as the client sees them: over the catalogue of the worker's :class:`NodeStore`."""
+"""The tree's nodes as the client sees them: over the catalogue of the worker's :class:`NodeStore`."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from blendrag.store.contexts import NewChunk
 from blendrag.store.identity import KVIdentity
 from blendrag.tree.path import Node, Nodes
 
-_SPARE = 256  # nodes that are known and not stored, besides as many as are
+_SPARE = 256  # nodes that are known and not stored, besides as many as are stored
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A node as ``blendrag stats --tree`` has it. uses: by prompts that took its KV from the tree."""
+    """A node as ``blendrag stats --tree`` shows it. uses: by prompts that took its KV from the tree."""
 
     node: Node
     stored: bool
@@ -32,7 +32,7 @@ class Row:
 
 
 class Tree:
-    """Open with :meth:`open`. Thread-safe."""
+    """The tree of exact prefixes that a client knows. Open it with :meth:`open`. Thread-safe."""
 
     def __init__(self, catalogue: Catalogue) -> None:
         self._catalogue = catalogue
@@ -40,8 +40,8 @@ class Tree:
 
     @classmethod
     def open(cls, root: Path, identity: KVIdentity) -> tuple[Tree, bool]:
-        """The tree in ``root``; whether it is an empty one in place of another identity's, or of a damaged
-        one. Raises StoreError where none can be opened or made: it may be sound."""
+        """Return the tree in ``root``, and whether it is an empty one in place of another identity's or a
+        damaged one. Raises StoreError where none can be opened or made: it may be sound."""
         try:
             return cls(Catalogue.open(root, identity)), False
         except StoreError as error:
@@ -52,20 +52,20 @@ class Tree:
 
     @classmethod
     def found(cls, root: Path) -> Tree | None:
-        """The tree in ``root``, whatever engine it is of, if there is one."""
+        """Return the tree in ``root``, whatever engine it is of, if there is one."""
         return cls(Catalogue.open(root, None)) if (root / "catalogue.sqlite").is_file() else None
 
     def close(self) -> None:
         self._catalogue.close()
 
     def match(self, path: Nodes) -> int:
-        """How many of the path's first nodes are stored: none behind one that is not."""
+        """Return how many of the path's first nodes are stored: none counts behind one that is not."""
         stored = self._catalogue.ready(node.key for node in path)
         return next((at for at, node in enumerate(path) if node.key not in stored), len(path))
 
     def order(self, documents: Sequence[str]) -> list[int]:
-        """Places of these documents (chunk keys, "" for unknown ones), the longest stored path that they make
-        first, whatever stands before it; then the others as they came."""
+        """Return the places of these documents (chunk keys, "" for unknown ones): first the longest stored
+        path that they make, whatever stands before it; then the others as they came."""
         of = {
             key: document
             for document in filter(None, documents)
@@ -90,33 +90,34 @@ class Tree:
         return first + [place for place in places if place not in first]
 
     def knows(self, key: str) -> bool:
-        """Whether a node is stored, or about to be."""
+        """Return whether a node is stored, or about to be."""
         return self._catalogue.knows(key)
 
     def expect(self, path: Nodes, token_ids: Sequence[int]) -> None:
-        """These nodes, in a path's order, are about to be stored; the worker takes no others."""
+        """Note that these nodes, in a path's order, are about to be stored. The worker accepts no others."""
         for node in path:
             ids = tuple(token_ids[: node.end])
             self._catalogue.register(_owner(node), [NewChunk(node.key, "", ids, (), node.parent)])
 
     def forget(self, documents: Iterable[str]) -> list[str]:
-        """Every node whose path holds one of these documents is not wanted any more; their keys, each before
-        those that it stands behind."""
+        """Forget every node whose path holds one of these documents. Returns their keys, each before those
+        that it stands behind."""
         keys = [
             key for name in documents for held in self._catalogue.owners(f"{name} ").values() for key in held
         ]
         return self._release(keys)
 
     def documents(self) -> set[str]:
-        """Those in its paths."""
+        """Return the documents in its paths."""
         return {owner.partition(" ")[0] for owner in self._catalogue.owners()} - {""}
 
     def withdraw(self, path: Nodes) -> list[str]:
-        """:meth:`forget` of these nodes."""
+        """Forget these nodes, as :meth:`forget` does."""
         return self._release([node.key for node in path])
 
     def prune(self, path: Nodes = ()) -> list[str]:
-        """:meth:`forget` of what is known and not stored, but for this path's, once that is too much."""
+        """Forget what is known and not stored, except this path's nodes, once that is too much, as
+        :meth:`forget` does."""
         totals = self._catalogue.totals()
         if totals.chunks <= _SPARE + 2 * totals.ready:
             return []
@@ -134,7 +135,7 @@ class Tree:
         return self._catalogue.totals()
 
     def rows(self) -> list[Row]:
-        """All nodes, oldest first, so that each comes after what it stands behind."""
+        """Return all nodes, oldest first, so that each comes after what it stands behind."""
         uses = {row.owner: row.uses for row in self._catalogue.reuse(-1)}
         documents = {
             key: owner.partition(" ")[0] for owner, keys in self._catalogue.owners().items() for key in keys
@@ -149,10 +150,10 @@ class Tree:
         return rows
 
     def parents(self) -> dict[str, str]:
-        """Of all nodes that are known, by key."""
+        """Return the parent of each node that is known, by key."""
         return {entry.key: entry.after for entry in self._catalogue.entries()}
 
 
 def _owner(node: Node) -> str:
-    """Each node has an owner of its own, whose name begins with the document that it is."""
+    """Return the node's owner. Each node has its own, whose name begins with the node's document."""
     return f"{node.document} {node.key}"

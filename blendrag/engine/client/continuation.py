@@ -1,5 +1,5 @@
-"""An answer whose engine died goes on in another, behind the tokens that were given out (RAGCache, section 6,
-fault tolerance): they are sent behind the prompt's."""
+"""The continuation of an answer whose engine died: another engine gets the prompt, and behind it the tokens
+that were given out (RAGCache, section 6, fault tolerance)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 from blendrag.engine.client.generation import Delta, Sampling
 
-# Of vLLM's other parameters, those that mean the same for the rest of an answer. Penalties and the like look
-# at generated tokens, which are prompt here.
+# These of vLLM's other parameters mean the same for the rest of an answer. Penalties and the like do not:
+# they look at generated tokens, which are prompt here.
 _THE_SAME = {
     "allowed_token_ids",
     "ignore_eos",
@@ -18,7 +18,7 @@ _THE_SAME = {
     "logit_bias",
     "min_p",
     "min_tokens",
-    "repetition_penalty",  # of the prompt's tokens, too
+    "repetition_penalty",  # looks at the prompt's tokens, too
     "skip_special_tokens",
     "spaces_between_special_tokens",
     "stop_token_ids",
@@ -27,18 +27,18 @@ _THE_SAME = {
 
 
 def can_go_on(sampling: Sampling) -> bool:
-    """Whether the rest of an answer is right without what the engine that began it knew of the beginning: of
-    a grammar, or of random numbers that the user has fixed."""
+    """Return whether another engine can finish an answer that one has begun. It cannot where that takes the
+    state of a grammar, or of random numbers that the user has fixed."""
     drawn = sampling.seed is not None and sampling.temperature > 0
     return not (sampling.grammar or sampling.forced or drawn or sampling.other.keys() - _THE_SAME)
 
 
 class Continuation:
-    """The rest of one answer. Texts are read on from where those of the given tokens ended: what was held
-    back of them, as the beginning of a stop or of a character, is a part of the rest."""
+    """The rest of one answer. Text of the given tokens that was held back, as it might begin a stop or a
+    character, is a part of the rest."""
 
     def __init__(self, tokenizer: Any, prompt: Sequence[int], sampling: Sampling) -> None:
-        """sampling: the whole answer's, with ``given``."""
+        """Read the given tokens. sampling: the whole answer's, with ``given``."""
         from blendrag.engine.compat.requests import SamplingParams, incremental_detokenizer
 
         given, other = sampling.given, dict(sampling.other)
@@ -52,10 +52,11 @@ class Continuation:
         self.token_ids = [*prompt, *given]
         left = None if sampling.max_tokens is None else sampling.max_tokens - len(given)
         self.sampling = replace(sampling, max_tokens=left, stop=(), other=other, given=())
-        """What the engine is asked for: stops may begin in what was given, so they are looked for here."""
+        """The sampling to ask the engine for. Stops may begin in the given tokens, so they are looked for
+        here."""
 
     def read(self, delta: Delta) -> Delta:
-        """A piece with its text; the last one, if a stop has come."""
+        """Return a piece with its text. It is the last one if a stop has come."""
         before, ended = self._text.num_output_tokens(), delta.finish_reason
         if self._text.update(delta.token_ids, ended == "stop") is not None:
             ended = "stop"

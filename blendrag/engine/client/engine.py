@@ -39,14 +39,15 @@ from blendrag.machine import warn_of_emulation, warn_of_idle_gpu
 from blendrag.models import Tell, quantisation, resolve_model
 from blendrag.settings import Settings
 
-# vLLM kills what has not ended by then, which leaves shared memory behind; an idle machine needs five.
+# vLLM kills what has not ended by then, which leaves shared memory behind. An idle machine needs 5 seconds.
 _SHUTDOWN_TIMEOUT_S = 30.0
 
 _START_TIMEOUT_S = 900.0  # unless vLLM's variable says another
 
 
 class Engine(RunningEngine):
-    """Started by this process. Get one with :meth:`shared`; give it back with :meth:`release`."""
+    """A :class:`RunningEngine` that this process has started. Get one with :meth:`shared`; give it back with
+    :meth:`release`."""
 
     _shared: ClassVar[dict[tuple[Any, ...], Engine]] = {}
     _lock: ClassVar[Any] = threading.Lock()
@@ -87,7 +88,7 @@ class Engine(RunningEngine):
                 f"the engine did not start with {settings.model}: {error}"
                 f" ({self.log or 'its log'} says more; with VLLM_LOGGING_LEVEL=INFO, the terminal does)"
             ) from error
-        except BaseException:  # Ctrl-C: nobody would own it
+        except BaseException:  # Ctrl-C, for example: nobody would own the engine
             self._give_up(start)
             raise
         atexit.register(self.close)
@@ -133,16 +134,16 @@ class Engine(RunningEngine):
             raise
 
     def _give_up(self, start: Future[Any]) -> None:
-        """End the processes of a start that nobody waits for, any of which may hold the device: the engine's
-        core here, and by its watchdog the worker. vLLM, which waits for them in our loop's thread, then
-        fails."""
-        self._closed = True  # a start that has come to no process yet makes none
+        """End the processes of a start that nobody waits for; any of them may hold the device. The engine's
+        core is ended here, and its watchdog ends the worker. vLLM, which waits for them in our loop's thread,
+        then fails."""
+        self._closed = True  # a start that has made no process yet makes none
         from blendrag.engine.compat.start import engine_processes
 
         deadline = time.monotonic() + _SHUTDOWN_TIMEOUT_S
         while not start.done() and time.monotonic() < deadline:
             for process in engine_processes():
-                process.kill()  # while it loads a model, it only takes note of a request to end
+                process.kill()  # while it loads a model, it does not act on a request to end
             time.sleep(0.1)
         if start.done():
             self._stop_loop()
@@ -153,10 +154,11 @@ class Engine(RunningEngine):
     def shared(
         cls, settings: Settings, progress: Tell | None = None, extension: WorkerExtension = SERVING
     ) -> Engine:
-        """The engine of this configuration, started if it is not running. Blocks for its start.
+        """Return the engine of this configuration. Starts it if it is not running, and blocks until it has
+        started.
 
-        One with another extension than serving's serves as well. Raises EngineBusyError while an engine of
-        another configuration runs, or one without the extension: there is one device.
+        An engine that has another extension than serving's can serve, too. Raises EngineBusyError while an
+        engine of another configuration runs, or one without the extension: there is one device.
         """
         key = engine_key(settings)
         with cls._lock:

@@ -1,5 +1,5 @@
-"""The file that has what an embedded engine's processes print and vLLM logs: a traceback is for whoever looks
-for a cause, not for the terminal of a program whose errors say what happened."""
+"""The log file of an embedded engine, with what its processes print and vLLM logs. The program's own errors
+say what happened, so tracebacks go there and not to its terminal."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from pathlib import Path
 
 from blendrag.private import make_file, make_folder
 
-VARIABLE = "BLENDRAG__LOG"  # in the environment of an engine's processes: which file
+VARIABLE = "BLENDRAG__LOG"  # the log file, in the environment of an engine's processes
 
 _NAME = "engine.log"
-_MOST_BYTES = 4 << 20  # of a file that is begun again
+_MOST_BYTES = 4 << 20  # a larger file is begun again
 
 
 def open_log(cache_dir: Path) -> Path | None:
-    """The file, for this user only, of all engines below ``cache_dir``, or of this one where nothing can be
-    written there. None where the user has chosen what vLLM logs, to see it on the terminal."""
+    """Return the log file of all engines below ``cache_dir``, for this user only; or one for this engine,
+    where nothing can be written there. None where the user has chosen what vLLM logs, to see it on the
+    terminal."""
     if "VLLM_LOGGING_LEVEL" in os.environ or "VLLM_LOGGING_CONFIG_PATH" in os.environ:
         return None
     file = cache_dir.expanduser().absolute() / _NAME
@@ -56,4 +57,4 @@ def log_there(logger: logging.Logger, file: Path) -> None:
 
 
 class _LogFile(logging.FileHandler):
-    """Ours, so that a later engine's may take its place."""
+    """A handler class of our own, which tells a later engine which handlers to replace."""

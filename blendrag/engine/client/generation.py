@@ -1,4 +1,4 @@
-"""What is asked of a generation, and what comes back piece by piece."""
+"""The parameters of a generation, and the pieces that come back."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ FORCED = "blendrag_forced"  # in ``SamplingParams.extra_args``: the token ids to
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What a completion has to match. The kinds, and what vLLM takes as their values: ``json`` a schema,
-    ``json_object`` True, ``regex`` and ``grammar`` (EBNF) text, ``choice`` texts, ``structural_tag`` JSON.
-    """
+    """The constraint that a completion has to match. kind, value: as vLLM takes them: ``json`` a schema,
+    ``json_object`` True, ``regex`` and ``grammar`` (EBNF) text, ``choice`` texts, ``structural_tag`` JSON."""
 
     kind: Literal["json", "json_object", "regex", "choice", "grammar", "structural_tag"]
     value: Any
@@ -27,16 +26,16 @@ class Grammar:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How a completion is generated.
+    """The parameters of one completion.
 
-    max_tokens: of the completion; None: the rest of the window. logprobs: number of top log probabilities
-    wanted per token. timeout_s: seconds the whole generation may take. grammar: what the text has to match.
-    forced: the tokens that are generated, instead of any limit and stop, by an engine of the laboratory;
-    ``Delta.logprobs`` has their log probabilities, which are the model's own. thinks_first:
-    ``chat_template_kwargs`` of a prompt behind which the model thinks before the grammar holds; None: it
-    holds from the first token. path: through a tree of exact prefixes, for a prompt that is not blended.
-    given: tokens of the answer that an engine which died has given out, and behind which another is to go on.
-    other: any more of vLLM's ``SamplingParams``.
+    max_tokens: the completion's longest length; None: the rest of the window. logprobs: number of top log
+    probabilities wanted per token. timeout_s: seconds the whole generation may take. grammar: what the text
+    has to match. forced: tokens that an engine of the laboratory has to generate, whatever the limit and
+    stops; ``Delta.logprobs`` has their log probabilities, which are the model's own. thinks_first:
+    ``chat_template_kwargs`` of the prompt, if the model thinks before the grammar holds; None: it holds from
+    the first token. path: the prompt's path in a tree of exact prefixes, if it is not blended. given: tokens
+    of the answer that an engine gave out before it died; another goes on behind them. other: further
+    parameters of vLLM's ``SamplingParams``.
     """
 
     max_tokens: int | None = None
@@ -60,7 +59,7 @@ class Delta:
 
     ttft_s: seconds from the request to its first token.
     prefix_tokens: prompt tokens that were not computed by the engine itself (blended or prefix-cached).
-    report: what became of its blend; None where the engine has nothing to say of it.
+    report: what became of the prompt's blend; None if the engine has said nothing.
     logprobs: per token, {token id: log probability}.
     """
 
@@ -73,7 +72,7 @@ class Delta:
     logprobs: list[dict[int, float]] = field(default_factory=list)
 
     def joined(self, later: Delta) -> Delta:
-        """This piece and the one after it as one."""
+        """Return this piece and the one after it as one."""
         return Delta(
             self.text + later.text,
             self.token_ids + later.token_ids,
@@ -88,14 +87,16 @@ class Delta:
 def vllm_prompt(
     token_ids: list[int], recipe: Recipe | None, turns: PriorTurns, namespace: str = ""
 ) -> dict[str, Any]:
-    """Token ids as vLLM takes them, salted if their KV will not be exact or is a namespace's own."""
+    """Return the token ids as vLLM takes them, with a salt if their KV will not be exact, or belongs to a
+    namespace."""
     if recipe is not None:
         return {"prompt_token_ids": token_ids, "cache_salt": turns.salt(namespace, recipe, token_ids)}
     return {"prompt_token_ids": token_ids} | ({"cache_salt": f"{namespace}:"} if namespace else {})
 
 
 def vllm_sampling(sampling: Sampling, room: int, recipe: Recipe | None, ticket: str) -> Any:
-    """``SamplingParams`` that stream, stop within ``room`` tokens, and carry the recipe to the connector.
+    """Return ``SamplingParams`` that stream, stop within ``room`` tokens, and carry the recipe to the
+    connector.
 
     Raises ConfigError for a parameter that vLLM does not know or a value that it refuses.
     """
@@ -133,7 +134,8 @@ def vllm_sampling(sampling: Sampling, room: int, recipe: Recipe | None, ticket: 
 
 
 def vllm_reasoning(sampling: Sampling) -> dict[str, Any]:
-    """What ``AsyncLLM.generate`` is told of thinking before an answer that has to match a grammar."""
+    """Return the arguments that tell ``AsyncLLM.generate`` whether the model thinks before an answer that has
+    to match a grammar."""
     if sampling.thinks_first is None:
         return {"reasoning_ended": True}
     of_template = {"chat_template_kwargs": dict(sampling.thinks_first)}
@@ -141,7 +143,7 @@ def vllm_reasoning(sampling: Sampling) -> dict[str, Any]:
 
 
 def delta_of(output: Any, ttft_s: float, prefix_tokens: int) -> Delta:
-    """A vLLM ``RequestOutput`` as a piece."""
+    """Return a vLLM ``RequestOutput`` as a piece."""
     piece, params = output.outputs[0], output.kv_transfer_params or {}
     return Delta(
         text=piece.text,

@@ -1,5 +1,5 @@
-"""Starting vLLM: which settings take an engine of their own, its environment and arguments, and a start that
-does not run the user's script again."""
+"""The start of vLLM: which settings need an engine of their own, the engine's environment and arguments, and
+a start that does not run the user's script again."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ from blendrag.names import closest
 from blendrag.private import can_make
 from blendrag.settings import PREFIX_CACHING, Settings
 
-# Settings that an engine is started with; the others may differ from request to request.
+# The settings that an engine is started with. All others may differ from request to request.
 _ENGINE_SETTINGS = (
     "model", "lora", "dtype", "max_model_len", "kv_cache_gib", "engine_args",
     "reasoning_parser", "blend_share", "reorder_window", "cache_dir",
 )  # fmt: skip
 
 READY = "VLLM_ENGINE_READY_TIMEOUT_S"
-"""In the environment: seconds that vLLM gives an engine to start."""
+"""The environment variable that says how many seconds vLLM gives an engine to start."""
 
-# vLLM's engine arguments that blendrag's settings have under another name.
+# Engine arguments of vLLM's that blendrag's settings have under another name.
 _RENAMED = {
     "enable_lora": "lora",
     "served_model_name": "model",
 }
 _RENAMED_ON_CPU = {"kv_cache_memory_bytes": "kv_cache_gib"}
-# Those that have other values here, unless somebody says them.
+# Arguments whose defaults differ from vLLM's.
 _DEFAULTED = frozenset({"enable_prefix_caching", "enforce_eager", "max_num_seqs", "tensor_parallel_size"})
-# Those that would take the place of its connector.
+# Arguments that would replace blendrag's connector.
 _CONNECTORS = frozenset({"kv_transfer_config", "kv_offloading_size", "kv_offloading_backend"})
-# Those with which the same folder is another model, whose KV would be taken for this one's, has another
-# tokenizer than the client, or gives no answers.
+# Arguments with which the same folder holds another model, whose KV would be taken for this one's, has
+# another tokenizer than the client, or gives no answers.
 _OTHER_MODEL = frozenset(
     {
         "config_format", "convert", "hf_config_path", "hf_overrides", "load_format", "model_class_overrides",
@@ -56,10 +56,10 @@ _OTHER_MODEL = frozenset(
     }
 )  # fmt: skip
 
-# Requests in one engine step on CPU: what vLLM would choose is made for GPUs.
+# Requests in one engine step on a CPU: vLLM's own choice is made for GPUs.
 _CPU_SEQS = 32
 
-# Tokens in a block on CPU, the fewest that vLLM's kernels take: reuse, and eviction, is by whole blocks.
+# Tokens in a block on a CPU, the fewest that vLLM's kernels take: reuse and eviction work on whole blocks.
 _CPU_BLOCK = 32
 
 # vLLM keeps one core free for its own processes; on a small machine that halves the compute.
@@ -68,8 +68,8 @@ _SMALL_MACHINE_CORES = 4
 
 @dataclass(frozen=True, slots=True)
 class WorkerExtension:
-    """What an engine's worker is given besides vLLM's own, by qualified name: a class that is mixed into
-    vLLM's, with operations for :meth:`Engine.call`, and logits processors."""
+    """The additions to an engine's worker, by qualified name: a class that is mixed into vLLM's, with
+    operations for :meth:`Engine.call`, and logits processors."""
 
     worker: str = "blendrag.engine.worker.extension.BlendWorker"
     logits_processors: tuple[str, ...] = ()
@@ -79,14 +79,15 @@ SERVING = WorkerExtension()
 
 
 def engine_key(settings: Settings) -> tuple[Any, ...]:
-    """What two settings must have in common to share an engine: a process has one for all that do."""
+    """Return the values that two settings must have in common to share an engine. A process has one engine
+    for each."""
     names = (getattr(settings, name) for name in _ENGINE_SETTINGS if name != "engine_args")
     arguments = json.dumps(PREFIX_CACHING | settings.engine_args, sort_keys=True)
     return *names, arguments, settings.kv_budget is not None
 
 
 def busy(running: Settings, wanted: Settings) -> EngineBusyError:
-    """What is said when an engine is wanted while that of other settings has the device."""
+    """Return the error for an engine that is wanted while one with other settings has the device."""
 
     def describe(one: Settings, other: Settings) -> str:
         pairs = ((name, getattr(one, name), getattr(other, name)) for name in _ENGINE_SETTINGS)
@@ -102,7 +103,8 @@ def busy(running: Settings, wanted: Settings) -> EngineBusyError:
 
 
 def server_environment(settings: Settings) -> dict[str, str]:
-    """What vLLM and its processes read, embedded or as a server, except what the user has set."""
+    """Return the environment of vLLM and its processes, embedded or as a server, without what the user has
+    set."""
     defaults = {
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a fork would have our threads' locks and no watchdog
@@ -118,7 +120,7 @@ def server_environment(settings: Settings) -> dict[str, str]:
 
 
 def _caches(cache_dir: Path) -> dict[str, str]:
-    """Folders for what vLLM and torch keep for later, where nothing can be written to those of their own."""
+    """Return folders for the caches of vLLM and torch, where they cannot write to their own."""
     if can_make(_own_caches() / "vllm"):
         return {}
     folder = cache_dir.expanduser().absolute()
@@ -136,12 +138,13 @@ def _own_caches() -> Path:
 
 
 def _memory_nodes() -> int:
-    """Of this machine (NUMA)."""
+    """Return the number of this machine's NUMA nodes."""
     return len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or 1
 
 
 def _cores_of_ranks(ranks: int) -> list[str]:
-    """This process's cores, divided; shared by ranks where there are fewer."""
+    """Divide this process's cores among the ranks. Ranks share cores where there are fewer cores than
+    ranks."""
     cores = sorted(os.sched_getaffinity(0))
     each = len(cores) // ranks
     parts = [cores[rank * each : (rank + 1) * each] or [cores[rank % len(cores)]] for rank in range(ranks)]
@@ -149,8 +152,8 @@ def _cores_of_ranks(ranks: int) -> list[str]:
 
 
 def import_rich() -> None:
-    """Import what vLLM will, without the draw from the program's random numbers that this takes: who has
-    seeded them counts on what comes next."""
+    """Import what vLLM will import, without the draw from the program's random numbers that this takes: a
+    program that has set a seed relies on the numbers that follow."""
     state = random.getstate()
     import rich.style  # noqa: F401
 
@@ -162,7 +165,7 @@ _imported: dict[str, str] = {}
 
 @contextmanager
 def engine_environment(settings: Settings, sockets: str, log: Path | None) -> Iterator[None]:
-    """What vLLM and its processes read while they start, except what the user has set. Afterwards the
+    """Set what vLLM and its processes read while they start, except what the user has set. Afterwards the
     environment is the program's own again, whatever vLLM, torch and what they import have put into it.
 
     ``sockets``: folder for the sockets between them, which vLLM does not remove, and for a worker's error.
@@ -185,7 +188,7 @@ def engine_environment(settings: Settings, sockets: str, log: Path | None) -> It
     finally:
         after = dict(os.environ)
         changed = {name for name in after.keys() | before.keys() if after.get(name) != before.get(name)}
-        # An import changes it once, and later engines are to start as the first.
+        # An import changes it only once, and later engines have to start like the first.
         _imported.update({name: after[name] for name in changed - ours.keys() if name in after})
         for name in changed:
             if name in before:
@@ -197,12 +200,12 @@ def engine_environment(settings: Settings, sockets: str, log: Path | None) -> It
 def engine_args(
     settings: Settings, model: Path, extension: WorkerExtension, on_cpu: bool | None = None
 ) -> dict[str, Any]:
-    """Keyword arguments for vLLM's ``AsyncEngineArgs``, those of the connector apart. on_cpu: whether its
-    machine has no GPU; None: as this one.
+    """Return keyword arguments for vLLM's ``AsyncEngineArgs``, without the connector's. on_cpu: whether the
+    engine's machine has no GPU; None: look at this one.
 
-    Raises ConfigError for one of ``settings.engine_args`` that vLLM does not have, or blendrag has itself; a
-    reasoning parser that there is not, or not for this model; ranks that cannot share its heads equally; a
-    budget of KV that leaves no choice.
+    Raises ConfigError for one of ``settings.engine_args`` that vLLM does not have, or that blendrag sets
+    itself; a reasoning parser that does not exist, or not for this model; ranks that cannot share its heads
+    equally; a budget of KV that leaves no choice.
     ModelError for an adapter of another model.
     """
     from blendrag.compress import check_budget
@@ -225,9 +228,9 @@ def engine_args(
         "tensor_parallel_size": 1,
         "max_num_seqs": _CPU_SEQS if on_cpu else None,
         "enable_prefix_caching": True,
-        "disable_log_stats": False,  # what the metrics come from; the log itself begins at level INFO
+        "disable_log_stats": False,  # the metrics need them; the log itself begins at level INFO
         "use_tqdm_on_load": False,
-        # Of vLLM's backends the one that knows most of JSON schema; in objects without one, no white space.
+        # The one of vLLM's backends that supports most of JSON schema. It allows no white space in objects.
         "structured_outputs_config": {
             "backend": "guidance",
             "disable_any_whitespace": True,
@@ -246,13 +249,13 @@ def engine_args(
     for name in theirs:
         _refuse(name, renamed.get(name, name), args.keys() - _DEFAULTED, argument_names())
     args |= {name: theirs[name] for name in _DEFAULTED & theirs.keys()}
-    theirs.pop("revision", None)  # the folder is of it already
+    theirs.pop("revision", None)  # the folder holds that revision already
     return theirs | {name: value for name, value in args.items() if value is not None}
 
 
 def _refuse(name: str, setting: str, ours: Collection[str], known: Collection[str]) -> None:
-    """Raise ConfigError if ``engine_args`` cannot have an argument of this name. setting: that ours would
-    have."""
+    """Raise ConfigError if ``engine_args`` cannot have an argument of this name. setting: the setting of
+    blendrag's that may stand for it."""
     if setting in Settings.model_fields:
         reason = f"it is the setting {setting}"
     elif name in ours or name in _CONNECTORS:
@@ -267,12 +270,14 @@ def _refuse(name: str, setting: str, ours: Collection[str], known: Collection[st
 
 
 def changes_kv(name: str) -> bool:
-    """Whether an argument of vLLM's of this name makes other KV of the same model, or none of ours."""
+    """Return whether this argument of vLLM's changes the KV of the same model, or replaces blendrag's
+    connector."""
     return name in _OTHER_MODEL | _CONNECTORS | {"enable_lora", "lora_modules"}
 
 
 def connector_args(settings: Settings, *, sealed: bool = False) -> dict[str, Any]:
-    """Keyword arguments for vLLM's ``KVTransferConfig``. sealed: whether recipes have to be, by a secret."""
+    """Return keyword arguments for vLLM's ``KVTransferConfig``. sealed: whether recipes have to be sealed
+    with a secret."""
     return {
         "kv_connector": "BlendConnector",
         "kv_connector_module_path": "blendrag.engine.worker.connector",
@@ -296,7 +301,7 @@ def main_not_imported_again() -> Iterator[None]:
     """
     main = sys.modules["__main__"]
     former = main.__spec__
-    main.__spec__ = ModuleSpec("blendrag.engine.client.watchdog", None)  # only its name is looked at
+    main.__spec__ = ModuleSpec("blendrag.engine.client.watchdog", None)  # only its name is read
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""The pieces of a generation, from the engine's loop to whoever reads them."""
+"""The pieces of a generation, passed from the engine's loop to their reader."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ Put = Callable[[StreamItem], Any]
 
 
 class Pieces:
-    """Of one generation, which goes on whether or not somebody reads. Read once, from any thread or loop."""
+    """The pieces of one generation, which goes on whether or not somebody reads them. They can be read once,
+    from any thread or loop."""
 
     def __init__(self, begin: Callable[[Put], Future[None]]) -> None:
-        """begin: starts a task that gives the pieces, in order, to what it is told."""
+        """Begin the generation. begin: starts a task that passes each piece, in order, to the function it is
+        given."""
         self._early: list[StreamItem] = []
         self._put: Put = self._early.append
         self._lock = threading.Lock()
@@ -28,12 +30,12 @@ class Pieces:
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended yet."""
+        """Return whether the generation is still going on."""
         return not self._task.done()
 
     @property
     def failed(self) -> bool:
-        """Whether it has ended with an error, and nobody has read yet."""
+        """Return whether the generation has failed, and nobody has read its pieces yet."""
         with self._lock:
             return any(isinstance(item, BaseException) for item in self._early)
 
@@ -42,7 +44,7 @@ class Pieces:
         self._task.cancel()
 
     def stream(self) -> Generator[Delta]:
-        """Pieces as they come. Closing the iterator stops the generation."""
+        """Yield pieces as they come. Closing the iterator stops the generation."""
         items: queue.Queue[StreamItem] = queue.Queue()
         self._read_by(items.put)
         try:
@@ -54,12 +56,12 @@ class Pieces:
             self.cancel()
 
     async def astream(self) -> AsyncGenerator[Delta]:
-        """``stream`` for any event loop."""
+        """Do as :meth:`stream`, in any event loop."""
         items: asyncio.Queue[StreamItem] = asyncio.Queue()
         loop = asyncio.get_running_loop()
 
         def put(item: StreamItem) -> None:
-            with contextlib.suppress(RuntimeError):  # its loop is closed: nobody reads any more
+            with contextlib.suppress(RuntimeError):  # the reader's loop is closed: nobody reads any more
                 loop.call_soon_threadsafe(items.put_nowait, item)
 
         self._read_by(put)

@@ -1,12 +1,12 @@
-"""The cache salt of a prompt that goes on from an earlier one: a chat's next turn finds the last one's KV.
+"""The cache salt of a prompt that continues an earlier one: a chat's next turn finds the last turn's KV.
 
 A salt names all that blended KV depends on but its tokens (:meth:`Recipe.cache_salt`), which for selectors
 that read the question is the text behind the last document. In a chat that text grows with every turn, and
 documents join; yet the KV of the turns before stays right: it is the beginning of this prompt. So a prompt
-takes over the salt of one that it goes on from, and only what is new is computed.
+takes over the salt of the earlier prompt that it continues, and only what is new is computed.
 
 As long as the prefix cache holds that beginning, the same tokens under one salt have the same KV. What it has
-given up is blended again for the question of whoever comes next.
+dropped is blended again, for the question of the next prompt.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _MOST = 1024  # prompts that are remembered, in about a kilobyte each
 @dataclass(frozen=True, slots=True)
 class _Turn:
     recipe: Recipe
-    length: int  # of its prompt
+    length: int  # tokens of its prompt
     salt: str
 
 
 class PriorTurns:
-    """Of one engine's blended prompts. Used by one thread.
+    """The salts of one engine's latest blended prompts. Used by one thread.
 
-    alone: whether nobody else gives prompts to the engine. Others cannot know for which question documents
-    that join were repaired, so with them a prompt takes over salts only where none join.
+    alone: whether the engine has no other client. Other clients cannot know for which question joining
+    documents were repaired; if there are any, a prompt takes over a salt only where no document joins.
     """
 
     def __init__(self, most: int = _MOST, *, alone: bool = True) -> None:
@@ -44,8 +44,9 @@ class PriorTurns:
         self._grown: OrderedDict[tuple[str, bytes], str] = OrderedDict()
 
     def salt(self, namespace: str, recipe: Recipe, token_ids: Sequence[int]) -> str:
-        """Its own, or that of the longest remembered prompt that it goes on from; where KV is evicted, one
-        that no other has: what is left of it is of use to no other prompt."""
+        """Return the prompt's own salt, or that of the longest remembered prompt that it continues. Where KV
+        is evicted, return a salt that no other prompt has: what is left of the KV is of use to no other
+        prompt."""
         if recipe.options.kv_budget is not None:
             return f"{namespace}:{uuid4().hex}"
         ids, recipe = np.asarray(token_ids, "<i4"), recipe.untraced
@@ -70,7 +71,7 @@ class PriorTurns:
                 return turn.salt
             if not self._alone:
                 continue
-            # Under one salt, the same tokens must have the same KV: documents that join are repaired for one
+            # Under one salt, the same tokens must have the same KV. Joining documents are repaired for one
             # question, from one set of chunks.
             joined = turn.salt, _name(ids[: new[0][1]])
             if self._grown.setdefault(joined, own) == own:
@@ -79,7 +80,8 @@ class PriorTurns:
 
 
 def _goes_on(recipe: Recipe, turn: _Turn) -> bool:
-    """Whether a prompt may begin with all of the turn's: blended alike, with other documents behind only."""
+    """Return whether a prompt may begin with all of the turn's prompt: blended alike, with other documents
+    only behind it."""
     count = len(turn.recipe.spans)
     return (
         recipe.spans[:count] == turn.recipe.spans

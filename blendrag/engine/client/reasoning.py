@@ -1,4 +1,4 @@
-"""What a model thinks, told from what it answers, by vLLM's reasoning parsers."""
+"""A reader that tells a model's thinking from its answer, by vLLM's reasoning parsers."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from blendrag.names import closest
 from blendrag.settings import AUTO_PARSER, NO_PARSER
 
 _OPEN, _CLOSE = "<think>", "</think>"
-_OF_TAGS = "deepseek_r1"  # what vLLM calls its parser of these two
+_OF_TAGS = "deepseek_r1"  # vLLM's name of its parser of these two tags
 
 
 def engine_parser(wanted: str, model: Path) -> str:
-    """vLLM's name of the parser that an engine of the model in this folder is started with; empty for none.
+    """Return vLLM's name of the parser that an engine of the model in this folder is started with, or "" for
+    none.
 
     Raises ConfigError for a name that vLLM does not know, and for a parser that needs tokens, or a fast
     tokenizer, which the model lacks.
@@ -58,15 +59,15 @@ def _is_fast(tokenizer: Any) -> bool:
 
 
 class Reasoning:
-    """Reads one answer, piece by piece.
+    """A reader of one answer, piece by piece.
 
     The parsers are made for one token at a time with the text of its own. An engine's pieces are not always
-    such: of a busy one they have several tokens, and text that may yet become a stop comes late. So tokens
-    wait here for their text.
+    like that: a busy engine gives several tokens at once, and text that may yet become a stop comes late. So
+    tokens wait here for their text.
 
-    A parser that is named decides as it does in vLLM's server, where most take all for thinking until it
-    ends. The automatic one waits for a tag that the prompt leaves open, or that the answer begins with:
-    models that never think have the same tokens.
+    A parser that is set by name decides as in vLLM's server, where most take all text for thinking until
+    thinking ends. The automatic one waits for a tag that the prompt leaves open, or that the answer begins
+    with: models that never think have the same tokens.
     """
 
     def __init__(
@@ -85,18 +86,18 @@ class Reasoning:
         self._opens: int | None = None  # the token with which thinking may begin
         self._parser, self._request = reasoning_parser(name, tokenizer, chat_template_kwargs)
         self.skip_special_tokens: bool = bool(skip_special_tokens and self._request.skip_special_tokens)
-        """Whether the engine leaves special tokens out of the text: some parsers go by them."""
+        """True if the engine leaves special tokens out of the text. Some parsers need them."""
         self._decode = detokenizer(tokenizer, self._prompt, self.skip_special_tokens)
         self.comes_first: bool = not self._parser.is_reasoning_end(self._prompt)
-        """Whether the answer is known to begin with thinking."""
+        """True if the answer is known to begin with thinking."""
         if wanted == AUTO_PARSER:
             ends = tokenizer.added_tokens_encoder[_OPEN], tokenizer.added_tokens_encoder[_CLOSE]
             self.comes_first = next((one for one in reversed(prompt) if one in ends), None) == ends[0]
             if not self.comes_first:
                 self._opens, self._prompt = ends[0], None
-        self._waiting: deque[tuple[int, int]] = deque()  # tokens, and how long their texts are
+        self._waiting: deque[tuple[int, int]] = deque()  # tokens, and the lengths of their texts
         self._text = ""
-        self._blanks = ""  # the answer's, unless a tag follows
+        self._blanks = ""  # blanks that belong to the answer, unless a tag follows
         self._thought = self._said = False
 
     @classmethod
@@ -109,7 +110,8 @@ class Reasoning:
         *,
         skip_special_tokens: bool = True,
     ) -> Self | None:
-        """None if this model's answers are not read, or the setting says not to.
+        """Return a reader, or None if this model's answers have no thinking, or the setting says not to read
+        it.
 
         skip_special_tokens: what the request wants.
         """
@@ -120,7 +122,7 @@ class Reasoning:
         )
 
     def feed(self, delta: Delta) -> tuple[str, str]:
-        """What of the thinking, and of the answer, is certain by now."""
+        """Return what is certain by now of the thinking, and of the answer."""
         self._text += delta.text
         self._waiting += [(token, len(self._decode(token))) for token in delta.token_ids]
         ended = delta.finish_reason is not None
@@ -146,7 +148,7 @@ class Reasoning:
             self._opens = None
         message = self._parser.parse_delta(text, tokens, self._request, self._prompt, finished=finished)
         thought, said = (message.reasoning or "", message.content or "") if message else ("", "")
-        # Blanks beside the tags are the template's.
+        # Blanks next to the tags are the template's.
         thought = thought if self._thought else thought.lstrip()
         said = said if self._said else said.lstrip()
         self._thought, self._said = self._thought or bool(thought), self._said or bool(said)

@@ -1,4 +1,4 @@
-"""Whether the vLLM that is installed, if any, will do."""
+"""The check of the installed vLLM, if any: can blendrag use it?"""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from blendrag.errors import BlendragWarning, MissingDependencyError
 from blendrag.machine import installed_vllm
 
 TESTED = SpecifierSet(">=0.27,<0.33")
-"""The versions that the extras ask for."""
+"""The versions of vLLM that blendrag is tested with, and that its extras ask for."""
 
-_WITH_PLUGINS = SpecifierSet(">=0.32")  # whose routes stand in for vLLM's own
+_WITH_PLUGINS = SpecifierSet(">=0.32")  # versions where a plugin's routes stand in for vLLM's own
 
-_PLUGINS = ("vllm.endpoint_plugins", "vllm.general_plugins")  # groups in which ours is
+_PLUGINS = ("vllm.endpoint_plugins", "vllm.general_plugins")  # entry point groups of our plugins
 
 _INSTALL = 'pip install "blendrag[cpu]" (or "blendrag[cuda]" on an NVIDIA machine)'
 
@@ -28,8 +28,8 @@ def require_vllm() -> None:
 
 
 def require_server() -> None:
-    """Raise MissingDependencyError if the vLLM that is installed takes no plugins into its server, or does
-    not know of blendrag's."""
+    """Raise MissingDependencyError if the installed vLLM takes no plugins into its server, or does not know
+    of blendrag's."""
     require_vllm()
     version = installed_vllm()
     if version and not _WITH_PLUGINS.contains(version, prereleases=True):
@@ -41,8 +41,8 @@ def require_server() -> None:
 
 
 def check_vllm() -> None:
-    """Raise MissingDependencyError if vLLM lacks what blendrag uses of it, by name; one BlendragWarning for a
-    version that blendrag was not tested with. Imports vLLM, which takes seconds."""
+    """Raise MissingDependencyError, with the name, if vLLM lacks something that blendrag uses. Gives one
+    BlendragWarning for a version that blendrag was not tested with. Imports vLLM, which takes seconds."""
     version = installed_vllm()
     try:
         from blendrag.engine.compat.required import missing

@@ -1,4 +1,4 @@
-"""An engine that runs, whoever has started it: what its worker does on request, and generation."""
+"""A running engine, whoever has started it: its worker's operations, and generation."""
 
 from __future__ import annotations
 
@@ -42,24 +42,24 @@ T = TypeVar("T")
 
 _TRANSFER = "kv_transfer_params"
 
-_CALL_TIMEOUT_S = 600.0  # of one batch of an ingest, or to open a store
-_LOOK_S = 0.25  # how often a call that waits looks whether the engine is still there
+_CALL_TIMEOUT_S = 600.0  # for one batch of an ingest, or to open a store
+_LOOK_S = 0.25  # seconds between looks at whether the engine still runs, while a call waits
 
 
 class RunningEngine:
-    """Over a vLLM ``AsyncLLM`` and the event loop that it runs in. Safe to use from any thread or loop but,
-    where a method waits, that one."""
+    """A running engine: a vLLM ``AsyncLLM`` and the event loop that it runs in. Safe to use from any thread
+    or loop, except that a method that waits must not be called in that loop."""
 
     _llm: Any
     _loop: asyncio.AbstractEventLoop
     facts: EngineFacts
     log: Path | None = None
-    """The file that has what vLLM says; None: it says it on the terminal, or in the server's own log."""
+    """The file with what vLLM logs; None: it logs to the terminal, or to the server's own log."""
 
     def __init__(
         self, settings: Settings, extension: WorkerExtension = SERVING, *, alone: bool = True
     ) -> None:
-        """alone: whether the engine has no other client."""
+        """Describe an engine that is yet to start. alone: whether the engine has no other client."""
         self.settings, self.extension, self.alone = settings, extension, alone
         self._ids = itertools.count()
         self.turns = PriorTurns(alone=alone)
@@ -72,8 +72,8 @@ class RunningEngine:
         """Give the engine back."""
 
     async def bound(self) -> EngineFacts:
-        """What the workers say once they are bound to their model. Raises ConfigError where the settings do
-        not go with it."""
+        """Return what the workers report once they are bound to their model. Raises ConfigError where the
+        settings do not fit the model."""
         from blendrag.compress import check_budget
 
         bound = await self._while_alive(self._llm.collective_rpc("blendrag_bind"), "its start")
@@ -85,12 +85,12 @@ class RunningEngine:
 
     @property
     def blends(self) -> bool:
-        """Whether this model can be blended; ``facts.reason`` says why not."""
+        """Return whether this model can be blended. If not, ``facts.reason`` says why."""
         return not self.facts.reason
 
     @property
     def alive(self) -> bool:
-        """Whether it can still be used."""
+        """Return whether the engine can still be used."""
         return not self._closed and not self._llm.errored
 
     @property
@@ -109,7 +109,7 @@ class RunningEngine:
         return future
 
     def _end_calls(self) -> None:
-        """Take no more, and have those who wait for one hear that it is closed."""
+        """Accept no more calls, and tell the waiting ones that the engine is closed."""
         self._closed = True
         for future in list(self._waiting):
             future.cancel()
@@ -125,8 +125,8 @@ class RunningEngine:
             raise _closed_meanwhile() from None
 
     async def _while_alive(self, work: Coroutine[Any, Any, T], what: str) -> T:
-        """What an answer of the engine's processes is. Raises EngineError within a second of their end, after
-        which vLLM leaves calls unanswered."""
+        """Return the result of a call to the engine's processes. Raises EngineError within a second of their
+        end, after which vLLM leaves calls unanswered."""
         task = asyncio.ensure_future(work)
         try:
             while not (await asyncio.wait([task], timeout=_LOOK_S))[0]:
@@ -137,8 +137,8 @@ class RunningEngine:
             task.cancel()
 
     async def _has_died(self) -> bool:
-        """Of an engine that has failed at something. A worker's end fails its calls a moment before it ends
-        the engine."""
+        """Return whether an engine at which something failed has died. When a worker ends, its calls fail a
+        moment before the engine does."""
         ends = time.monotonic() + 4 * _LOOK_S
         while not self._llm.errored and time.monotonic() < ends:
             await asyncio.sleep(_LOOK_S / 10)
@@ -150,11 +150,11 @@ class RunningEngine:
         return EngineError(f"the engine died at {what}: {self.log or 'its log'} says why")
 
     def call_later(self, operation: str, *args: Any) -> Future[Any]:
-        """``call`` without waiting."""
+        """Do as :meth:`call`, without waiting."""
         return self._submit(self.acall(operation, *args))
 
     def calls_later(self, *calls: Sequence[Any]) -> Future[None]:
-        """Several, (operation, arguments...) each, one after the other."""
+        """Run several calls, (operation, arguments...) each, one after the other, without waiting."""
         return self._submit(self._calls(calls))
 
     async def _calls(self, calls: Sequence[Sequence[Any]]) -> None:
@@ -162,7 +162,7 @@ class RunningEngine:
             await self.acall(operation, *args)
 
     async def acall(self, operation: str, *args: Any) -> Any:
-        """``call`` in the engine's own loop."""
+        """Do as :meth:`call`, in the engine's own loop."""
         from blendrag.engine.compat.requests import answers_of_all
 
         limit, number = _CALL_TIMEOUT_S, next(self._ids)
@@ -175,7 +175,7 @@ class RunningEngine:
             async with asyncio.timeout(limit):
                 answers = await ask("blendrag_call", operation, *args)
             if any("more" in answer for answer in answers):
-                # One at a time: the engine takes a step only when nobody's call is waiting.
+                # Call one at a time: the engine takes a step only when no call is waiting.
                 async with self._slicing, asyncio.timeout(limit):
                     while any("more" in answer for answer in answers):
                         later = await ask("blendrag_go_on")
@@ -198,47 +198,48 @@ class RunningEngine:
 
     @property
     def idle(self) -> bool:
-        """Whether no request is under way, of whomever."""
+        """Return whether no request of any client is under way."""
         from blendrag.engine.compat.requests import has_unfinished
 
         return not (self._slicing.locked() or has_unfinished(self._llm))
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all exact and blended prefixes; False, and nothing done, while a request holds any KV."""
+        """Forget all exact and blended prefixes. Returns False, and forgets nothing, while a request holds
+        any KV."""
         return self._result(self._while_alive(self._llm.reset_prefix_cache(), "forgetting prefixes"))
 
     # -- generation ---------------------------------------------------------------------------------------
 
-    # namespace: the tenant, whose prompts the prefix cache keeps apart from others', blended or not.
+    # namespace: the tenant. The prefix cache keeps its prompts apart from others', blended or not.
 
     def generate(
         self, token_ids: Sequence[int], sampling: Sampling, recipe: Recipe | None = None, namespace: str = ""
     ) -> Delta:
-        """The whole completion as one piece."""
+        """Return the whole completion as one piece."""
         return self._result(self._whole(token_ids, sampling, recipe, namespace))
 
     async def agenerate(
         self, token_ids: Sequence[int], sampling: Sampling, recipe: Recipe | None = None, namespace: str = ""
     ) -> Delta:
-        """``generate`` for any event loop. Cancelling it stops the generation."""
+        """Do as :meth:`generate`, in any event loop. Cancelling it stops the generation."""
         return await asyncio.wrap_future(self._submit(self._whole(token_ids, sampling, recipe, namespace)))
 
     def begin(
         self, token_ids: Sequence[int], sampling: Sampling, recipe: Recipe | None = None, namespace: str = ""
     ) -> Pieces:
-        """Generate from now on, whoever reads it."""
+        """Begin a generation now, whoever reads it later."""
         return Pieces(lambda put: self._submit(self._feed(put, token_ids, sampling, recipe, namespace)))
 
     def stream(
         self, token_ids: Sequence[int], sampling: Sampling, recipe: Recipe | None = None, namespace: str = ""
     ) -> Generator[Delta]:
-        """Pieces as they come. Closing the iterator stops the generation."""
+        """Yield pieces as they come. Closing the iterator stops the generation."""
         yield from self.begin(token_ids, sampling, recipe, namespace).stream()
 
     async def astream(
         self, token_ids: Sequence[int], sampling: Sampling, recipe: Recipe | None = None, namespace: str = ""
     ) -> AsyncGenerator[Delta]:
-        """``stream`` for any event loop."""
+        """Do as :meth:`stream`, in any event loop."""
         pieces = self.begin(token_ids, sampling, recipe, namespace).astream()
         async with contextlib.aclosing(pieces):
             async for piece in pieces:

@@ -1,4 +1,4 @@
-"""Why an engine did not start, where it was for want of memory."""
+"""The reason why an engine did not start, where there was too little memory."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from blendrag.models import weight_files
 
 
 def shortage(model: Path, arguments: Mapping[str, Any]) -> str | None:
-    """In what an engine with these arguments exceeds the device's memory, and what to set; None: in nothing
-    that is known before it starts. vLLM says it in a process of its own, in words that change."""
+    """Return in what an engine with these arguments exceeds the device's memory, and what to set; None if
+    nothing is known before it starts. vLLM itself says it in another process, in words that change."""
     from blendrag.engine.compat.start import memory_plan
 
     try:
         plan = memory_plan(dict(arguments))
-    except Exception:  # then it is something else that keeps the engine from starting
+    except Exception:  # then something else keeps the engine from starting
         return None
     weights = sum(file.stat().st_size for file in weight_files(model)) // arguments.get(
         "tensor_parallel_size", 1

@@ -1,4 +1,4 @@
-"""A store in the engine's worker, as everything outside the engine uses it."""
+"""A store in the engine's worker, as all code outside the engine uses it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from blendrag.store.tiers.local import Forecast
 
 
 class Chunk(Protocol):
-    """What is ingested, as :class:`~blendrag.store.contexts.NewChunk` describes it."""
+    """The fields of a chunk to be ingested, as :class:`~blendrag.store.contexts.NewChunk` describes them."""
 
     @property
     def key(self) -> str: ...
@@ -32,10 +32,10 @@ class Chunk(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StoreClient:
-    """Made by :meth:`open`. ``id`` names the store in recipes.
+    """A client of one store in the engine's worker, made by :meth:`open`. ``id`` names the store in recipes.
 
     Methods wait for the worker, between two of the engine's steps, and raise what it raised there
-    (StoreError, StoreFullError); EngineError if it does not answer in time.
+    (StoreError, StoreFullError); EngineError if the worker does not answer in time.
     """
 
     engine: RunningEngine
@@ -55,11 +55,11 @@ class StoreClient:
     ) -> StoreClient:
         """Open the store in folder ``root``; opening it again gives the same one.
 
-        prefix: token ids behind which chunks are prefilled; those that ``identity.prefix`` stands for.
-        profile: with it, chunks are loaded only where that is faster than computing them (decision D13).
-        lock: have the worker hold the folder's lock. Raises StoreInUseError then.
+        prefix: token ids behind which chunks are prefilled, named by ``identity.prefix``. profile: with it,
+        chunks are loaded only where that is faster than computing them (decision D13). lock: have the worker
+        hold the folder's lock. Raises StoreInUseError then.
         """
-        holds = os.getpid() if lock else 0  # for whom
+        holds = os.getpid() if lock else 0  # the process that the lock is held for
         measured = profile and profile.model_dump(mode="json")
         tiers = [spec.plain() for spec in stack]
         opened = engine.call("open_store", str(root), asdict(identity), tiers, list(prefix), measured, holds)
@@ -70,17 +70,17 @@ class StoreClient:
         self._call("close_store")
 
     def ingest(self, chunks: Iterable[Chunk]) -> Ingested:
-        """Prefill chunks, but for those that a shared tier has; they are written while the next call
-        computes. Raises what an earlier write did."""
+        """Prefill chunks, except those that a shared tier has. They are written while the next call computes.
+        Raises the error of an earlier write."""
         return Ingested(**self._call("ingest", _plain(chunks)))
 
     def flush(self) -> int:
-        """Wait for all writes; bytes written since the last ingest or flush."""
+        """Wait for all writes. Returns the bytes written since the last ingest or flush."""
         nbytes: int = self._call("flush")
         return nbytes
 
     def ingest_later(self, chunks: Iterable[Chunk]) -> Future[Any]:
-        """``ingest`` and ``flush`` without waiting. What goes wrong is left to the next ingest."""
+        """Do :meth:`ingest` and :meth:`flush` without waiting. An error is raised by the next ingest."""
         return self.engine.calls_later(("ingest", self.id, _plain(chunks)), ("flush", self.id))
 
     def prefetch(self, keys: Iterable[str]) -> Future[Any]:
@@ -88,21 +88,21 @@ class StoreClient:
         return self._later("prefetch", list(keys))
 
     def delete(self, keys: Iterable[str], *, everywhere: bool = False) -> Deleted:
-        """Drop chunks from all tiers; with ``everywhere``, nothing unless all tiers can be reached."""
+        """Drop chunks from all tiers; with ``everywhere``, drop nothing unless all tiers can be reached."""
         found = self._call("delete", list(keys), everywhere)
         return Deleted(found["chunks"], tuple(found["unreachable"]))
 
     def check_later(self, chunks: Iterable[Chunk]) -> Future[Any]:
-        """Have the owner look at chunks that another engine could not use; as :meth:`ingest_later` for those
-        that are nowhere."""
+        """Have the owner check chunks that another engine could not use, and ingest those that no tier has,
+        as :meth:`ingest_later` does."""
         return self.engine.calls_later(("check", self.id, _plain(chunks)), ("flush", self.id))
 
     def empty_ram(self) -> None:
-        """Have the RAM tier forget what a tier below it has too."""
+        """Have the RAM tier drop what a tier below it has, too."""
         self._call("empty_ram")
 
     def forecast(self, forecasts: Iterable[Forecast]) -> None:
-        """Tell the eviction policies how likely conversations go on."""
+        """Tell the eviction policies how likely it is that conversations go on."""
         self._call("forecast", list(forecasts))
 
     def stats(self) -> StoreStats:

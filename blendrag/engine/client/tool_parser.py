@@ -1,4 +1,4 @@
-"""What a model calls, told from what it says, by vLLM's tool parsers."""
+"""A reader that tells a model's tool calls from its text, by vLLM's tool parsers."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from blendrag.settings import AUTO_PARSER, NO_PARSER
 
 _log = logging.getLogger(__name__)
 
-_OWN = "hermes"  # what vLLM calls its parser of JSON between <tool_call> tags
-_HARMONY = "openai"  # what vLLM calls its parser of gpt-oss, which goes by tokens
+_OWN = "hermes"  # vLLM's name of its parser of JSON between <tool_call> tags
+_HARMONY = "openai"  # vLLM's name of its parser of gpt-oss, which reads tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Notation:
-    """How a family of models writes calls.
+    """A family of models' way to write tool calls.
 
-    parser: vLLM's name of the one that reads it. signs: texts that are all in the chat templates of such
-    models. marks: texts that begin calls, and nothing else. each: one per call; the marks, if none is named.
-    perhaps: texts that may begin a call.
+    parser: vLLM's name of the parser that reads it. signs: texts that are all in the chat templates of such
+    models. marks: texts that begin calls, and nothing else. each: a text that stands in every call once; "":
+    the marks do. perhaps: texts that may begin a call.
     """
 
     parser: str
@@ -36,7 +36,7 @@ class Notation:
     perhaps: tuple[str, ...] = ()
 
 
-# The first whose signs are in a template is its own.
+# A template's notation is the first one whose signs are all in it.
 NOTATIONS = (
     Notation(_HARMONY, ("<|start|>assistant", "<|channel|>"), ()),
     Notation("deepseek_v32", ("<｜DSML｜",), ("<｜DSML｜function_calls>",), "<｜DSML｜invoke"),
@@ -76,7 +76,7 @@ NOTATIONS = (
     Notation("llama3_json", ("dictionary of argument name",), ("<|python_tag|>",), perhaps=("{",)),
 )
 
-# Names of vLLM's that read what another one reads.
+# Names of vLLM's parsers that read what another one reads.
 _SAME = {
     "glm47": "glm45",
     "llama4_json": "llama3_json",
@@ -87,7 +87,7 @@ _SAME = {
 
 
 def tool_parser_name(wanted: str, tokenizer: Any) -> str:
-    """vLLM's name of the parser that reads this model's calls; empty for blendrag's own reading.
+    """Return vLLM's name of the parser that reads this model's calls, or "" for blendrag's own reading.
 
     Raises ConfigError for a name that vLLM does not know, and for a parser that needs tokens, or a fast
     tokenizer, which the model lacks.
@@ -119,21 +119,23 @@ def tool_parser_name(wanted: str, tokenizer: Any) -> str:
 
 
 def server_tool_parser(wanted: str, model: Path) -> str:
-    """What a server of the model in this folder reads calls with: :func:`tool_parser_name`, or the parser of
-    what blendrag's own clients have models write whose templates know no tools; empty for none."""
+    """Return the parser that a server of the model in this folder reads calls with; "" for none. It is that
+    of :func:`tool_parser_name`; for models whose templates know no tools, that of what blendrag's own clients
+    make them write."""
     if wanted == NO_PARSER:
         return ""
     return tool_parser_name(wanted, load_tokenizer(model)) or _OWN
 
 
 class ToolParser:
-    """Reads one answer's calls, once it is whole: the parsers' own streams show what may yet be a call, or
-    lose what is none. Until then, all is text that stands before the first mark of a call."""
+    """A reader of one answer's calls, once the answer is whole: the parsers' own streams show text that may
+    yet be a call, or lose text that is none. Until then, only what stands before the first mark of a call is
+    text."""
 
     def __init__(
         self, name: str, tokenizer: Any, tools: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]
     ) -> None:
-        """variables: of the chat template."""
+        """Make vLLM's parser for these tools. variables: the chat template's."""
         from blendrag.engine.compat.requests import tool_parser
 
         try:
@@ -143,35 +145,35 @@ class ToolParser:
         known = next((one for one in NOTATIONS if one.parser == _SAME.get(name, name)), None)
         self._by_tokens = name == _HARMONY
         self.apart = False
-        """Whether calls are told from tokens, and no part of the text."""
+        """True if calls are told from tokens, and are no part of the text."""
         self.skip_special_tokens: bool = bool(self._request.skip_special_tokens)
-        """Whether the engine leaves special tokens out of the text: many parsers go by them."""
+        """True if the engine leaves special tokens out of the text. Many parsers need them."""
         self.marks: tuple[str, ...] | None = known.marks if known and not self._by_tokens else None
-        """Texts that begin calls and nothing else; None if it is not known which."""
+        """The texts that begin calls and nothing else; None if they are not known."""
         self.perhaps: tuple[str, ...] = known.perhaps if known else ()
-        """Texts that may begin a call."""
+        """The texts that may begin a call."""
         self._each = ((known.each,) if known.each else known.marks) if known else ()
 
     @classmethod
     def of(
         cls, wanted: str, tokenizer: Any, tools: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]
     ) -> Self | None:
-        """None if this model's calls are read by blendrag itself."""
+        """Return a parser, or None if blendrag itself reads this model's calls."""
         name = tool_parser_name(wanted, tokenizer)
         return cls(name, tokenizer, tools, variables) if name else None
 
     def read_behind(self, reader: Reasoning | None) -> None:
-        """Have the text come from ``reader``, which leaves out what is none as far as its parser knows."""
+        """Read text that comes through ``reader``, which leaves out what its parser takes for no text."""
         self.apart = self._by_tokens and reader is not None
 
     def read(self, text: str, token_ids: Sequence[int]) -> tuple[str, list[tuple[str, str]]]:
-        """What of an answer is text, and the names and arguments of its calls; arguments as the model wrote
-        them, or as JSON. No calls: the text is as it was."""
+        """Return the text of an answer, and the names and arguments of its calls: arguments as the model
+        wrote them, or as JSON. If there are no calls, the text is unchanged."""
         try:
             _, content, calls = self._parser.parse(
                 text, self._request, enable_auto_tools=True, model_output_token_ids=list(token_ids)
             )
-        except Exception:  # of whatever a model may say
+        except Exception:  # a model may say anything
             _log.debug("vLLM's parser failed at an answer", exc_info=True)
             calls = None
         if not calls:
@@ -179,5 +181,5 @@ class ToolParser:
         return content or "", [(call.name, call.arguments) for call in calls]
 
     def calls_in(self, text: str) -> int:
-        """How many calls seem to be in a text, at the least."""
+        """Return how many calls seem to be in a text, at least."""
         return sum(map(text.count, self._each))

@@ -1,4 +1,4 @@
-"""A tree of exact prefixes in the engine's worker, as everything outside the engine uses it."""
+"""A tree of exact prefixes in the engine's worker, as all code outside the engine uses it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from blendrag.store.stack import TierSpec
 
 @dataclass(frozen=True, slots=True)
 class TreeClient:
-    """Made by :meth:`open`. ``id`` names the tree in a :class:`PrefixPath`. Methods wait and raise as
-    :class:`StoreClient`'s do."""
+    """A client of one tree in the engine's worker, made by :meth:`open`. ``id`` names the tree in a
+    :class:`PrefixPath`. Methods wait and raise as :class:`StoreClient`'s do."""
 
     engine: RunningEngine
     id: str
@@ -30,18 +30,18 @@ class TreeClient:
         return cls(engine, engine.call("open_tree", str(root), asdict(identity), tiers))
 
     def close(self) -> None:
-        """Wait for what is being stored, and forget what is in RAM."""
+        """Wait for what is being stored, and drop what is in RAM."""
         self.engine.call("close_tree", self.id)
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Drop nodes from all tiers, also those that are being stored."""
+        """Drop nodes from all tiers, even while they are being stored."""
         self.engine.call("delete_nodes", self.id, list(keys))
 
     def delete_later(self, keys: Sequence[str]) -> Future[Any]:
-        """``delete`` without waiting."""
+        """Do as :meth:`delete`, without waiting."""
         return self.engine.call_later("delete_nodes", self.id, list(keys))
 
     def stats(self) -> dict[str, dict[str, int]]:
-        """Counters by tier."""
+        """Return counters by tier."""
         found: dict[str, dict[str, int]] = self.engine.call("tree_stats", self.id)
         return found

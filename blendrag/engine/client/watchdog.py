@@ -22,14 +22,15 @@ from blendrag.engine.client import engine_log
 _INTERVAL_S = 0.25
 _GRACE_S = 2.5  # for workers and for what is being written
 ENDS_WITHIN_S = 10.0
-"""Of an engine's client's end, its processes are gone: a worker's parent is one that has a parent."""
+"""The seconds after a client's end within which all its engine's processes are gone: a worker's parent is an
+engine process, which has a parent itself."""
 
 
-@functools.cache  # once is enough
+@functools.cache  # one thread is enough
 def exit_with_parent(*, of_server: bool = False) -> None:
-    """Watch the process that started this one, from a daemon thread; end this one when it is gone. of_server:
-    end those, too, that it had started before, which may have no watchdog: vLLM's coordinator of data
-    parallel engines."""
+    """Watch the process that started this one, from a daemon thread, and end this process when that one is
+    gone. of_server: also end the processes that it had started before, which may have no watchdog: vLLM's
+    coordinator of data parallel engines."""
     threading.Thread(target=_watch, args=(of_server,), name="blendrag-watchdog", daemon=True).start()
 
 

@@ -1,10 +1,10 @@
-"""Every name of vLLM that blendrag uses: no other package imports vLLM. For which versions, says
-``engine/client/requirement.py``.
+"""Every name of vLLM that blendrag uses: no other package imports vLLM. ``engine/client/requirement.py`` says
+which versions these modules are made for.
 
-Outside of vLLM's own processes these modules are imported when an engine is wanted: it takes seconds.
+Outside of vLLM's own processes these modules are imported only when an engine is wanted: it takes seconds.
 """
 
 import logging
 
-# Torch warns where there is no Triton; so it is on every CPU.
+# Torch warns where there is no Triton, as on every CPU.
 logging.getLogger("torch._library.triton").setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""What vLLM asks of a KV connector, and what a connector sees of its scheduler."""
+"""The interface of vLLM's KV connectors, and what a connector sees of its scheduler."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ __all__ = [
 
 
 def own_connector(kind: type[Connector]) -> Connector:
-    """The worker's one of this kind, alone or a child of vLLM's ``MultiConnector``."""
+    """Return the worker's connector of this kind, alone or a child of vLLM's ``MultiConnector``."""
     group = get_kv_transfer_group()
     return next(one for one in getattr(group, "sub_connectors", [group]) if isinstance(one, kind))
 
 
 def least_rows() -> int:
-    """Return how many rows of a prompt the engine's own forward is left, at least.
+    """Return how many rows of a prompt are left to the engine's own forward, at least.
 
-    A CPU's matrix products round a few rows otherwise than many, and those of AVX2 up to eleven; a prompt is
-    to be answered alike whether it is blended, prefilled or found in the prefix cache.
+    A CPU's matrix products round a few rows (up to eleven with AVX2) differently than many. A prompt has to
+    get the same answer whether it is blended, prefilled or found in the prefix cache.
     """
     if not is_cpu():
         return 1
@@ -51,16 +51,16 @@ def least_rows() -> int:
 
 
 class RequestBlocks:
-    """The blocks that vLLM's manager (``KVCacheManager``) holds for requests, in one group of layers. What is
-    given back becomes the null block, as where vLLM's managers know windows: the list keeps its length, so
-    that what follows, preemption and the end work as always."""
+    """The blocks that vLLM's manager (``KVCacheManager``) holds for requests, in one group of layers. A block
+    that is given back becomes the null block, as with vLLM's managers of windows: the list keeps its length,
+    so later allocation, preemption and the end work as always."""
 
     def __init__(self, manager: Any, pool: Any) -> None:
         self._manager, self._pool = manager, pool
 
     @classmethod
     def of(cls, kv_cache_manager: Any) -> Self | None:
-        """None if this vLLM's managers are others, or there is more than one."""
+        """Return the blocks, or None if this vLLM has managers of another kind, or several."""
         coordinator = getattr(kv_cache_manager, "coordinator", None)
         managers: Any = getattr(coordinator, "single_type_managers", ())
         pool = getattr(kv_cache_manager, "block_pool", None)
@@ -72,8 +72,8 @@ class RequestBlocks:
         return [block.block_id for block in self._manager.req_to_blocks[request_id]]
 
     def give_back(self, request_id: str, first_block: int, first: int, last: int) -> None:
-        """Those between, of the request whose list begins with ``first_block``; none of it is found any more
-        by its tokens."""
+        """Give back blocks [first, last) of a request, if its list still begins with ``first_block``. None of
+        its blocks before ``last`` can be found by their tokens any more."""
         blocks = self._manager.req_to_blocks.get(request_id)
         if not blocks or blocks[0].block_id != first_block:
             return

@@ -1,4 +1,4 @@
-"""Calls that a client of vLLM's server forces."""
+"""Tool calls that a client of vLLM's server forces."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from vllm.tool_parsers.streaming import (
 
 from blendrag.errors import ConfigError
 
-# Their answers are taken apart by parsers of their own, which take no call that is JSON.
+# Models whose answers are read by parsers of their own, which do not accept calls as JSON.
 _APART = frozenset({"cohere_command3", "cohere_command4", "hf", "kimi_k3", "openai"})
 
 Schema = Callable[[Sequence[Mapping[str, Any]], str | None, int | None], Mapping[str, Any]]
 
 
 def hold_forced_calls(name: str, schema: Schema) -> None:
-    """Have the tool parser of this name hold calls that are forced to JSON by ``schema``, as those of models
-    that write JSON are, in every route of this process.
+    """Have the tool parser of this name hold forced calls to JSON by ``schema``, in every route of this
+    process, as vLLM does for models that write JSON.
 
-    By default, vLLM holds them to structural tags, which but one of its backends knows, and arguments to
-    nothing. schema: makes it of the tools, of the name if one is forced, and of the tokens there are; raises
-    ConfigError for tools whose calls cannot be forced.
+    By default, vLLM holds them to structural tags, which only one of its backends knows, and does not check
+    arguments. schema: makes the schema from the tools, the name of a forced tool, and the limit of tokens;
+    raises ConfigError for tools whose calls cannot be forced.
     """
     if name in _APART:
         return
@@ -65,7 +65,7 @@ def hold_forced_calls(name: str, schema: Schema) -> None:
                 return super().extract_tool_calls(model_output, request)
             try:
                 calls = _calls(model_output, _name(request))
-            except ValueError:  # cut off
+            except ValueError:  # the answer was cut off
                 return ExtractedToolCallInformation(tools_called=False, tool_calls=[], content=model_output)
             return ExtractedToolCallInformation(tools_called=True, tool_calls=calls, content=None)
 
@@ -99,7 +99,7 @@ def _forced(request: Any) -> bool:
 
 
 def _name(request: Any) -> str | None:
-    """Of the tool that is named."""
+    """Return the name of the tool that the request forces, if it names one."""
     choice = request.tool_choice
     if isinstance(choice, ToolChoiceFunction):
         return choice.name
@@ -107,7 +107,7 @@ def _name(request: Any) -> str | None:
 
 
 def _tools(request: Any) -> list[dict[str, Any]]:
-    """As chats describe them."""
+    """Return the request's tools in the form of chat completions."""
     if isinstance(request, ResponsesRequest):
         functions = [tool.model_dump() for tool in request.tools if isinstance(tool, FunctionTool)]
         return [{"type": "function", "function": function} for function in functions]

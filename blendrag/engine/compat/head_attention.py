@@ -1,8 +1,8 @@
 """Attention of sequences that are one KV head each, by a stock backend's own kernel.
 
 :func:`register` has vLLM look for its backends here, under their names. An engine that is started to evict
-finds subclasses, whose layers differ in one look: whether a step's rows attend by heads
-(:class:`HeadAttention`). Any other finds the stock backends.
+finds subclasses, whose layers first ask whether a step's rows attend by heads (:class:`HeadAttention`). Any
+other finds the stock backends.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ from blendrag.engine.compat.platform import is_cpu
 
 _Copied = TypeVar("_Copied")
 
-# The backends that can, and how the builder of their metadata is told of one KV head, for a group of heads.
+# The backends that can do this, with the attributes of their metadata builder for one KV head and its group
+# of heads.
 _ONE_HEAD: dict[str, Callable[[Any, int], dict[str, Any]]] = {
     "CPU_ATTN": lambda _, group: {"num_heads": group, "num_kv_heads": 1},
     # A buffer for full graphs would hold no more sequences than there are requests.
     "FLASH_ATTN": lambda _, group: {"num_heads_q": group, "num_heads_kv": 1, "use_full_cuda_graph": False},
-    # Keys of so few sequences are divided, in buffers with room for as many heads in all.
+    # The kernel divides the keys of so few sequences, in buffers with room for as many heads in all.
     "TRITON_ATTN": lambda builder, group: {
         "num_heads_q": group,
         "num_heads_kv": 1,
@@ -46,9 +47,9 @@ _ONE_HEAD: dict[str, Callable[[Any, int], dict[str, Any]]] = {
 class HeadSequences:
     """Sequences over pages of one KV head, in one layer.
 
-    table: [sequences, pages] int32. lengths: [sequences] int32, keys of each, ``most`` at most. starts:
-    [sequences + 1] int32, where each one's rows begin, which are its last tokens, ``longest`` at most; and
-    the same on the host.
+    table: [sequences, pages] int32. lengths: [sequences] int32, the number of each sequence's keys, ``most``
+    at most. starts: [sequences + 1] int32, where the rows of each begin: its last tokens, ``longest`` at
+    most. on_host: ``starts`` on the host.
     """
 
     table: torch.Tensor
@@ -60,14 +61,14 @@ class HeadSequences:
 
 
 class HeadAttention(Protocol):
-    """What takes a layer's attention over in steps of its own."""
+    """The interface of an object that computes a layer's attention in the steps that it chooses."""
 
     def attend(self, layer: Any, query: torch.Tensor, metadata: Any, output: torch.Tensor) -> bool:
         """Fill ``output``, [tokens, heads, head_size]; or leave it, and return False."""
 
 
 class HeadAttentionImpl(AttentionImpl[Any]):
-    """In front of a stock implementation."""
+    """A mixin in front of a stock implementation, which asks :class:`HeadAttention` first."""
 
     by_heads: HeadAttention | None = None
 
@@ -93,18 +94,18 @@ class HeadAttentionImpl(AttentionImpl[Any]):
         return attended
 
     def fused_output_quant_supported(self, quant_key: Any) -> bool:
-        return False  # of rows by heads, the output is as it is computed
+        return False  # rows that attend by heads are written as they are computed
 
 
 @cache
 def _by_heads(name: str) -> type[AttentionBackend]:
     stock = _stock(name)
     builder, implementation = stock.get_builder_cls(), stock.get_impl_cls()
-    never = classmethod(lambda *_: AttentionCGSupport.NEVER)  # a graph would replay the look of one step
+    never = classmethod(lambda *_: AttentionCGSupport.NEVER)  # a graph would replay the decision of one step
     eager = type(builder.__name__, (builder,), {"get_cudagraph_support": never})
     looking = type(implementation.__name__, (HeadAttentionImpl, implementation), {})
     members = {
-        "__module__": __name__,  # with the name, where vLLM finds it again
+        "__module__": __name__,  # with the name, so that vLLM can find the class again
         "get_builder_cls": staticmethod(lambda: eager),
         "get_impl_cls": staticmethod(lambda: looking),
     }
@@ -119,15 +120,15 @@ def _stock(name: str) -> type[AttentionBackend]:
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> type[AttentionBackend]:
-        """The backend of this name, as vLLM looks for it here."""
+        """Return the backend of this name, as vLLM looks for it here."""
         if name not in _ONE_HEAD:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return _by_heads(name) if started_to_evict() else _stock(name)
 
 
 def started_to_evict() -> bool:
-    """Whether the engine whose layers are being made is: its connector's options say it, which may be a child
-    of vLLM's ``MultiConnector``. Not, where no layers are being made."""
+    """Return whether the engine whose layers are being made is started to evict, as the options of its
+    connector say, which may be a child of vLLM's ``MultiConnector``. False where no layers are being made."""
     transfer = getattr(get_current_vllm_config_or_none(), "kv_transfer_config", None)
     extra = {} if transfer is None else transfer.kv_connector_extra_config
     children = [child.get("kv_connector_extra_config", {}) for child in extra.get("connectors", ())]
@@ -135,14 +136,14 @@ def started_to_evict() -> bool:
 
 
 def register() -> None:
-    """Have vLLM look here, in a process that has not loaded its model yet."""
+    """Have vLLM look for its backends here, in a process that has not loaded its model yet."""
     for name in _ONE_HEAD:
         if is_cpu() == (name == "CPU_ATTN"):
             register_backend(AttentionBackendEnum[name], f"{__name__}.{name}")
 
 
 def not_by_heads(attentions: Sequence[Any]) -> str | None:
-    """Why these modules do not attend by heads; None if they can."""
+    """Return why these modules do not attend by heads; None if they can."""
     if all(isinstance(attention.impl, HeadAttentionImpl) for attention in attentions):
         return None
     name = attentions[0].attn_backend.get_name()
@@ -152,13 +153,13 @@ def not_by_heads(attentions: Sequence[Any]) -> str | None:
 
 
 def bind(attentions: Sequence[Any], by_heads: HeadAttention) -> None:
-    """Have these modules ask it first."""
+    """Have these modules ask ``by_heads`` before they attend."""
     for attention in attentions:
         attention.impl.by_heads = by_heads
 
 
 class HeadKernel:
-    """The stock implementation with one KV head, of these modules. ``runner``: vLLM's model runner."""
+    """The stock implementation of these modules with one KV head. ``runner``: vLLM's model runner."""
 
     def __init__(self, attentions: Sequence[Any], runner: Any) -> None:
         first = attentions[0]
@@ -171,7 +172,8 @@ class HeadKernel:
     def attend(
         self, attention: Any, query: torch.Tensor, view: torch.Tensor, sequences: HeadSequences
     ) -> torch.Tensor:
-        """Attention of [rows, group, head_size] over pages of one KV head, ``view``; same shape."""
+        """Return the attention of ``query``, [rows, group, head_size], over pages of one KV head, ``view``;
+        same shape."""
         common = CommonAttentionMetadata(
             query_start_loc=sequences.starts,
             query_start_loc_cpu=sequences.on_host,

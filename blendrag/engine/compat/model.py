@@ -45,29 +45,31 @@ _STATIC_ROPES = frozenset(
     }
 )
 
-# Attention backends that keep a token's K and V of a head side by side.
+# Attention backends that keep K and V of a token and head next to each other.
 _PACKED_BACKENDS = frozenset({"FLASH_ATTN", "FLASHINFER", "TRITON_ATTN"})
 
 
 def decoder_layers(model: Any) -> list[Any]:
-    """The decoder layers of a causal LM, or an empty list where they are not where they usually are."""
+    """Return the decoder layers of a causal LM, or an empty list where they are not where they usually
+    are."""
     return list(getattr(getattr(model, "model", None), "layers", ()))
 
 
 def attention_of(layer: Any) -> Any | None:
-    """The one vLLM attention module inside a decoder layer; None if there is none, or others, or a state."""
+    """Return the one vLLM attention module inside a decoder layer; None if there is none, or others, or a
+    state."""
     found = [module for module in layer.modules() if isinstance(module, AttentionLayerBase)]
     return found[0] if len(found) == 1 and isinstance(found[0], Attention) else None
 
 
 def rotary_of(layer: Any) -> Any | None:
-    """The rotary module inside a decoder layer."""
+    """Return the rotary module inside a decoder layer."""
     found = {id(m): m for m in layer.modules() if type(m).__name__.endswith("RotaryEmbedding")}
     return next(iter(found.values())) if len(found) == 1 else None
 
 
 def unsupported_reason(vllm_config: Any, runner: Any, model: Any) -> str | None:
-    """Why this model cannot be blended, or None."""
+    """Return why this model cannot be blended, or None."""
     if reason := divided_otherwise(vllm_config.parallel_config):
         return reason
     if vllm_config.speculative_config:
@@ -91,7 +93,7 @@ def unsupported_reason(vllm_config: Any, runner: Any, model: Any) -> str | None:
 
 
 def _splits_blocks(group: Any) -> bool:
-    """Whether the backend's blocks are smaller than those of vLLM's pool."""
+    """Return whether the backend's blocks are smaller than those of vLLM's pool."""
     builder = group.get_metadata_builder()
     return bool(builder.kv_cache_spec.block_size != group.kv_cache_spec.block_size)
 
@@ -114,7 +116,7 @@ def _unsupported_layer(layer: Any) -> str | None:
 
 
 def _unread_cache(attention: Any) -> str | None:
-    """Why attention over the paged cache (`attention/paged.py`) cannot stand for this module's."""
+    """Return why attention over the paged cache (`attention/paged.py`) cannot replace this module's."""
     if find_spec("triton") is None:
         return "Triton is not installed: install the build of torch for this device"
     if key_value_of(attention, attention.kv_cache) is None:
@@ -126,12 +128,12 @@ def _unread_cache(attention: Any) -> str | None:
 
 
 def leave_rows_whole(model: Any) -> None:
-    """Where a CPU's kernel would compute layers with windows and sinks wrongly. It divides a row's keys among
+    """Prevent wrong results of a CPU's kernel in layers with windows and sinks. It divides a row's keys among
     threads by metadata that layers without windows share, and a part that is out of sight spoils the row."""
     found = [attention_of(layer) for layer in decoder_layers(model)]
     scores = [scores_of(attention) for attention in found if attention is not None]
     if is_cpu() and any(each and each.window and each.sinks is not None for each in scores):
-        envs.VLLM_CPU_ATTN_SPLIT_KV = False  # over what vLLM would read of the environment
+        envs.VLLM_CPU_ATTN_SPLIT_KV = False  # replaces what vLLM would read from the environment
 
 
 def rotate(rotary: Any, positions: torch.Tensor, heads: torch.Tensor) -> torch.Tensor:
@@ -148,13 +150,13 @@ def normed(
 
 
 def scale_of(attention: Any) -> float:
-    """What an attention module multiplies the products of queries and keys by."""
+    """Return the factor by which an attention module multiplies the products of queries and keys."""
     return float(attention.impl.scale)
 
 
 def scores_of(attention: Any) -> Scores | None:
-    """What an attention module does with the products of queries and keys; None if that is something else:
-    chunked or prefix attention, which are subclasses of vLLM's, ALiBi."""
+    """Return what an attention module does with the products of queries and keys; None if it is something
+    else: chunked or prefix attention, which are subclasses of vLLM's, ALiBi."""
     impl = attention.impl
     other = getattr(impl, "alibi_slopes", None) is not None or getattr(impl, "chunk_lookback", -1) >= 0
     if other or type(attention) is not Attention:
@@ -164,8 +166,8 @@ def scores_of(attention: Any) -> Scores | None:
 
 
 def key_value_of(attention: Any, cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """K and V in the paged ``cache`` of an attention module, or in one like it: views, [blocks, block_size,
-    kv_heads, head_size] each. None where they are not known to lie so, or are quantized.
+    """Return K and V in the paged ``cache`` of an attention module, or in one like it: views, [blocks,
+    block_size, kv_heads, head_size] each. None if the layout is not known, or K and V are quantized.
 
     Since vLLM 0.26 these backends agree on [blocks, kv_heads, block_size, K and V]; strides tell NHD, HND and
     layouts that join layers apart.
@@ -179,7 +181,8 @@ def key_value_of(attention: Any, cache: torch.Tensor) -> tuple[torch.Tensor, tor
 
 
 def block_format(attentions: Sequence[Any]) -> str:
-    """Backend, instruction set, type, shape and order in memory of a block, of layers that agree in them."""
+    """Return backend, instruction set, type, shape and order in memory of a block, of layers that agree in
+    them."""
 
     def of(one: Any) -> str:
         cache, isa = one.kv_cache, getattr(one, "isa", "")
@@ -189,9 +192,9 @@ def block_format(attentions: Sequence[Any]) -> str:
 
 
 def output_weight(layer: Any, attention: Any) -> torch.Tensor | None:
-    """[hidden, heads * head_size], of the output projection beside a decoder layer's attention, whatever its
-    name: what it makes of one-hot rows, as backends keep weights in orders of their own. None where there is
-    none."""
+    """Return the weight, [hidden, heads * head_size], of the output projection next to a decoder layer's
+    attention, whatever its name; None if there is none. It is read off as the output for one-hot rows, since
+    backends keep weights in orders of their own."""
     beside = [
         one
         for module in layer.modules()
@@ -213,7 +216,8 @@ def write_kv(attention: Any, key: torch.Tensor, value: torch.Tensor, cache: Any,
 
 
 def attend(attention: Any, query: torch.Tensor, cache: torch.Tensor, metadata: Any) -> torch.Tensor:
-    """Attention of [m, heads, head_size] over what ``metadata`` addresses in ``cache``; same shape."""
+    """Return the attention of ``query``, [m, heads, head_size], over what ``metadata`` addresses in
+    ``cache``; same shape."""
     out = torch.empty_like(query)
     # The backends read K and V from the cache; the arguments only carry shapes.
     nothing = query.new_empty(query.shape[0], attention.num_kv_heads, attention.head_size)
@@ -224,8 +228,8 @@ def attend(attention: Any, query: torch.Tensor, cache: torch.Tensor, metadata: A
 def attention_metadata(
     runner: Any, runs: Runs, block_table: torch.Tensor, slots: torch.Tensor
 ) -> dict[str, Any]:
-    """The backend's own metadata for ``runs`` as pseudo-requests, by attention layer name. On the CPU only:
-    elsewhere builders fill buffers that the engine's running step may read.
+    """Return the backend's own metadata for ``runs`` as pseudo-requests, by attention layer name. Only for
+    the CPU: elsewhere builders fill buffers that the engine's running step may read.
 
     block_table: [sequences, blocks] int32.
     """
@@ -250,7 +254,7 @@ def attention_metadata(
 
 
 def scratch_cache(attention: Any, blocks: int) -> torch.Tensor:
-    """A paged cache of ``blocks`` blocks for one layer, laid out in memory as the engine's is."""
+    """Return a paged cache of ``blocks`` blocks for one layer, laid out in memory as the engine's is."""
     like = attention.kv_cache
     order = sorted(range(like.dim()), key=lambda dim: like.stride(dim), reverse=True)
     shape = [blocks, *like.shape[1:]]
@@ -262,7 +266,7 @@ def scratch_cache(attention: Any, blocks: int) -> torch.Tensor:
 def layer_context(
     vllm_config: Any, metadata: dict[str, Any], slots: dict[str, torch.Tensor], tokens: int
 ) -> Iterator[None]:
-    """What a whole decoder layer expects around it when it runs outside the engine's own forward."""
+    """Set up what a whole decoder layer expects around it when it runs outside the engine's own forward."""
     with (
         set_current_vllm_config(vllm_config),
         set_forward_context(metadata, vllm_config, num_tokens=tokens, slot_mapping=slots),

@@ -1,4 +1,4 @@
-"""RMSNorm by one kernel on a CPU, in the engine's own forward as in ours."""
+"""RMSNorm on a CPU by one kernel, in the engine's own forward and in ours."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _OPS = (ir.ops.rms_norm, ir.ops.fused_add_rms_norm)
 
 
 def register() -> None:
-    """Tell vLLM of its fused kernels, which it has for CPUs too, and runs on GPUs only."""
+    """Register vLLM's fused kernels with vLLM, which has them for CPUs, too, but runs them on GPUs only."""
     if not is_cpu() or not hasattr(torch.ops._C, "fused_add_rms_norm"):
         return
     ir.ops.rms_norm.register_impl(_OURS, supports_args=vllm_c.rms_no_var_size)(_rms_norm)
@@ -24,10 +24,11 @@ def register() -> None:
 
 
 def fuse() -> None:
-    """Have every forward in this process run them: 20 times quicker than as several of PyTorch's kernels.
+    """Make every forward in this process use the fused kernels: they are 20 times faster than several of
+    PyTorch's.
 
-    Before the first request: a prompt that comes again is computed by the engine in part, and what it rounds
-    otherwise than we do might change the answer.
+    Call it before the first request: the engine computes a part of a prompt that comes again, and rounding it
+    differently than we do might change the answer.
     """
     for op in _OPS:
         if _OURS in op.impls:
@@ -37,7 +38,7 @@ def fuse() -> None:
 def _rms_norm(
     x: torch.Tensor, weight: torch.Tensor | None, epsilon: float, variance_size: int | None = None
 ) -> torch.Tensor:
-    x = x.contiguous()  # heads that are cut out of a wider row
+    x = x.contiguous()  # heads may be cut out of a wider row
     out = torch.empty_like(x)
     torch.ops._C.rms_norm(out, x, weight, epsilon)
     return out

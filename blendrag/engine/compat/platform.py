@@ -1,4 +1,4 @@
-"""Which vLLM this is, and what it computes on."""
+"""The installed vLLM's version, and the platform that it computes on."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from vllm.platforms import current_platform
 
 __all__ = ["LOGGER", "PLAIN_KV", "VLLM_VERSION", "device_name", "front_end_in_rust", "is_cpu"]
 
-LOGGER = logging.getLogger("vllm")  # above all of its own
+LOGGER = logging.getLogger("vllm")  # the parent of all of vLLM's own
 
-# Of a KV cache that holds numbers as they are computed.
+# Settings of a KV cache that stores numbers as they are computed.
 PLAIN_KV = frozenset({"auto", "float16", "bfloat16"})
 
 
 def is_cpu() -> bool:
-    """Whether vLLM computes on the CPU."""
+    """Return whether vLLM computes on the CPU."""
     return bool(current_platform.is_cpu())
 
 
 def front_end_in_rust() -> bool:
-    """Whether vLLM's server has its HTTP routes in another program than its plugins."""
+    """Return whether vLLM's server has its HTTP routes in another program than its plugins."""
     return bool(getattr(envs, "VLLM_USE_RUST_FRONTEND", False))  # from 0.29
 
 
 def device_name(device: object) -> str:
-    """A torch device, with the product's name if it is an accelerator."""
+    """Return a torch device, with the product's name if it is an accelerator."""
     return str(device) if is_cpu() else f"{device} ({current_platform.get_device_name()})"

@@ -1,4 +1,4 @@
-"""What is asked of an engine, and how its answers are read."""
+"""Requests to an engine, and the reading of its answers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ __all__ = [
 
 
 async def answers_of_all(llm: Any, method: str, args: tuple[Any, ...]) -> list[Any]:
-    """What an ``AsyncLLM``'s workers answer: every rank of every data parallel engine, in their order."""
+    """Return the answers of an ``AsyncLLM``'s workers: every rank of every data parallel engine, in their
+    order."""
     core = llm.engine_core
     if len(getattr(core, "core_engines", ())) < 2:
         return list(await llm.collective_rpc(method, args=args))
@@ -56,30 +57,30 @@ async def answers_of_all(llm: Any, method: str, args: tuple[Any, ...]) -> list[A
 
 
 def has_unfinished(llm: Any) -> bool:
-    """Whether an ``AsyncLLM`` is answering anything."""
+    """Return whether an ``AsyncLLM`` is answering anything."""
     return bool(llm.output_processor.has_unfinished_requests())
 
 
 async def end_answers(llm: Any) -> None:
-    """Have an ``AsyncLLM`` end all that it is answering, with what there is of each."""
+    """Have an ``AsyncLLM`` end all its requests, with the part of each answer that there is."""
     await llm.abort(list(llm.output_processor.request_states), internal=True)
 
 
 def tokenizer_of(llm: Any) -> Any:
-    """The one that an ``AsyncLLM`` reads its answers' tokens with."""
+    """Return the tokenizer that an ``AsyncLLM`` decodes its answers with."""
     return llm.output_processor.tokenizer
 
 
 def reasoning_parsers() -> list[str]:
-    """The names of vLLM's reasoning parsers."""
+    """Return the names of vLLM's reasoning parsers."""
     from vllm.reasoning import ReasoningParserManager
 
     return list(ReasoningParserManager.list_registered())
 
 
 def reasoning_parser(name: str, tokenizer: Any, chat_template_kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
-    """A vLLM ``Parser`` for one answer, and the request that its methods take, which says what it needs of
-    the detokenizer. Raises what that parser does for a tokenizer without its tokens."""
+    """Return a vLLM ``Parser`` for one answer, and the request that its methods take, which says what it
+    needs of the detokenizer. Raises the parser's own error for a tokenizer without its tokens."""
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
     from vllm.parser import ParserManager
 
@@ -90,7 +91,7 @@ def reasoning_parser(name: str, tokenizer: Any, chat_template_kwargs: Mapping[st
 
 
 def tool_parsers() -> list[str]:
-    """The names of vLLM's tool parsers."""
+    """Return the names of vLLM's tool parsers."""
     from vllm.tool_parsers import ToolParserManager
 
     return list(ToolParserManager.list_registered())
@@ -99,7 +100,7 @@ def tool_parsers() -> list[str]:
 def tool_parser(
     name: str, tokenizer: Any, tools: Sequence[Mapping[str, Any]], chat_template_kwargs: Mapping[str, Any]
 ) -> tuple[Any, Any]:
-    """:func:`reasoning_parser` for calls of these tools, as OpenAI describes them."""
+    """Do as :func:`reasoning_parser`, for calls of these tools, as OpenAI describes them."""
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
     from vllm.parser import ParserManager
 
@@ -116,21 +117,23 @@ def tool_parser(
 
 @lru_cache(maxsize=1)
 def _with_vocabulary(tokenizer: Any) -> Any:
-    """The tokenizer with its vocabulary at hand, which every parser asks for and transformers makes anew."""
+    """Return the tokenizer with its vocabulary at hand, which every parser asks for and transformers builds
+    anew each time."""
     from vllm.tokenizers.hf import get_cached_tokenizer
 
     return get_cached_tokenizer(tokenizer)
 
 
 def detokenizer(tokenizer: Any, prompt: list[int], skip_special_tokens: bool) -> Callable[[int], str]:
-    """Gives the text that each token adds to an answer, as the engine does. To be called in their order."""
+    """Return a function that gives the text that each token adds to an answer, as the engine does. It has to
+    be called with the tokens in their order."""
     params = SamplingParams(skip_special_tokens=skip_special_tokens)
     decode: Callable[[int], str] = incremental_detokenizer(tokenizer, prompt, params).decode_next
     return decode
 
 
 def incremental_detokenizer(tokenizer: Any, prompt: list[int], params: SamplingParams) -> Any:
-    """vLLM's ``IncrementalDetokenizer`` of an answer, which finds its stop strings."""
+    """Return vLLM's ``IncrementalDetokenizer`` of an answer, which finds its stop strings."""
     from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 
     request = SimpleNamespace(
@@ -140,16 +143,16 @@ def incremental_detokenizer(tokenizer: Any, prompt: list[int], params: SamplingP
 
 
 def has_other_than_text(messages: Any) -> bool:
-    """Whether vLLM's server sees images and the like in a chat's messages. It ignores the prompt's token ids
-    then."""
+    """Return whether vLLM's server sees images and the like in a chat's messages. If so, it ignores the
+    prompt's token ids."""
     from vllm.renderers.chat_utils import has_non_text_content
 
     return bool(has_non_text_content(messages))
 
 
 def content_parts() -> tuple[frozenset[str], frozenset[str]]:
-    """The kinds of parts in a message that vLLM's server knows; and the keys by which it takes a part of any
-    kind for an image and the like."""
+    """Return the kinds of parts in a message that vLLM's server knows, and the keys by which it takes a part
+    of any kind for an image and the like."""
     from vllm.renderers.chat_utils import MM_PARSER_MAP, TEXT_PART_TYPES
 
     known = frozenset(MM_PARSER_MAP)
@@ -157,7 +160,7 @@ def content_parts() -> tuple[frozenset[str], frozenset[str]]:
 
 
 def output_ids_not_read(runner: Any) -> None:
-    """For logits processors that count a request's output ids and read none. vLLM's first model runner, which
-    cannot know, would have every step of asynchronous scheduling wait for the last one's."""
+    """Tell vLLM's first model runner that logits processors do not read output ids: they only count them. It
+    cannot know, and would make every step of asynchronous scheduling wait for the last step's ids."""
     if hasattr(runner, "input_batch"):  # the second one does not keep the ids on the host
         runner.input_batch.logitsprocs_need_output_token_ids = False

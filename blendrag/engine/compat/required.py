@@ -1,4 +1,4 @@
-"""Whether this vLLM has what the other modules use of it."""
+"""A check that this vLLM has what the other modules use of it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from blendrag.engine.compat import connector, head_attention, model, norms, requests, start
 
-# They import the rest: a name that is not there is an ImportError here, and not in a worker.
+# These import the rest: a missing name is an ImportError here, and not later in a worker.
 _PARTS = (connector, head_attention, model, norms, requests, start)
 
 
 def missing() -> list[str]:
-    """What is used of vLLM's classes and functions, and this version's do not have: an engine would start
-    without it, and fail, or not blend, later."""
+    """Return the members of vLLM's classes and functions that are used, and that this version lacks: an
+    engine would start without them, and fail, or not blend, later."""
     used: dict[Any, str] = {
         AsyncEngineArgs: "kv_transfer_config worker_extension_cls structured_outputs_config",
         KVTransferConfig: "kv_connector_module_path kv_connector_extra_config kv_load_failure_policy",

@@ -1,5 +1,5 @@
-"""``vllm serve`` where the command ``vllm`` does not start, as it asks for the version of a package of that
-name: builds for CPUs are called otherwise."""
+"""``vllm serve`` where the command ``vllm`` does not start. The command asks for the version of a package of
+that name, and builds for CPUs have another name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 
 def main() -> None:
-    """As vLLM's own ``main`` has it."""
+    """Run the command line as vLLM's own ``main`` does."""
     cli_env_setup()
     command = ServeSubcommand()
     args = make_arg_parser(FlexibleArgumentParser()).parse_args()

@@ -1,4 +1,4 @@
-"""Starting an engine or a server: their arguments, and what it takes."""
+"""The start of an engine or a server: arguments, and the memory it needs."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from blendrag.errors import ConfigError
 
 
 def argument_names() -> frozenset[str]:
-    """Names of vLLM's engine arguments."""
+    """Return the names of vLLM's engine arguments."""
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     return frozenset(field.name for field in fields(AsyncEngineArgs))
 
 
 def start_llm(arguments: dict[str, Any], connector: dict[str, Any]) -> Any:
-    """An ``AsyncLLM`` and its processes. Blocks until they are ready, or raises what vLLM does.
+    """Start an ``AsyncLLM`` and its processes. Blocks until they are ready, or raises vLLM's error.
 
-    Without the connector for models that keep a state instead of KV, in some layers or all: they are not
-    blended, and vLLM starts them only with one that tells groups of layers apart.
+    Models that keep a state instead of KV, in some or all layers, get no connector: they are not blended, and
+    vLLM starts them only with a connector that tells groups of layers apart.
     """
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -38,7 +38,7 @@ def start_llm(arguments: dict[str, Any], connector: dict[str, Any]) -> Any:
 
 
 def keeps_kv(arguments: dict[str, Any]) -> bool:
-    """Whether all layers of the model that these engine arguments name keep KV."""
+    """Return whether all layers of the model that these engine arguments name keep KV."""
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     model = AsyncEngineArgs(**arguments).create_model_config()
@@ -46,8 +46,8 @@ def keeps_kv(arguments: dict[str, Any]) -> bool:
 
 
 def server_options(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """What vLLM's server makes of its command line, by name, and the words that it has no use for. Raises
-    ConfigError for a value that it refuses."""
+    """Return the arguments that vLLM's server reads from its command line, by name, and the words that it
+    cannot use. Raises ConfigError for a value that it refuses."""
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -60,9 +60,11 @@ def server_options(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
 
 
 class MemoryPlan(NamedTuple):
-    """What an engine may take, in bytes. device: all there is. share: of it, for weights and KV together.
-    cache: for KV, where that is given; window: tokens of the longest prompt; prompt: its KV, by full
-    attention."""
+    """The memory that an engine may take, in bytes.
+
+    device: all there is. share: the part of it for weights and KV together. cache: for KV, if that is given.
+    window: tokens of the longest prompt. prompt: the KV of that prompt, with full attention.
+    """
 
     device: int
     share: int
@@ -72,7 +74,7 @@ class MemoryPlan(NamedTuple):
 
 
 def memory_plan(arguments: dict[str, Any]) -> MemoryPlan:
-    """Of an engine with these arguments. Raises what vLLM does where they are wrong."""
+    """Return the memory plan of an engine with these arguments. Raises vLLM's error where they are wrong."""
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     config = AsyncEngineArgs(**arguments).create_engine_config()
@@ -87,5 +89,5 @@ def memory_plan(arguments: dict[str, Any]) -> MemoryPlan:
 
 
 def engine_processes() -> list[BaseProcess]:
-    """The processes that ``AsyncLLM``s of this one have started; workers are children of theirs."""
+    """Return the processes that ``AsyncLLM``s of this one have started; workers are children of theirs."""
     return [child for child in multiprocessing.active_children() if child.name.startswith("EngineCore")]

@@ -1,4 +1,4 @@
-"""A source of weights that merges an adapter into them while they are read."""
+"""A loader of weights that merges an adapter into them as they are read."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _MERGING = "blendrag_merging"
 
 
 def merging_loader(adapter: Adapter) -> dict[str, Any]:
-    """Engine arguments with which the adapter is merged into the weights."""
+    """Return engine arguments with which the adapter is merged into the weights."""
     return {"load_format": _MERGING, "model_loader_extra_config": {"adapter": str(adapter.folder)}}
 
 
 class _MergingLoader(DefaultModelLoader):
-    """vLLM's usual one with another source of weights."""
+    """vLLM's usual loader with another source of weights."""
 
     def __init__(self, load_config: Any) -> None:
         self._adapter = Adapter(Path(load_config.model_loader_extra_config["adapter"]))
@@ -32,5 +32,5 @@ class _MergingLoader(DefaultModelLoader):
 
 
 def register() -> None:
-    """Have vLLM know of it, in a process that loads a model."""
+    """Register the loader with vLLM, in a process that loads a model."""
     register_model_loader(_MERGING)(_MergingLoader)

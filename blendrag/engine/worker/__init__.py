@@ -1,1 +1,1 @@
-"""What runs inside vLLM's processes."""
+"""The code that runs inside vLLM's processes."""

@@ -1,6 +1,6 @@
-"""The way of one request: open its chunks, load them layer by layer, recompute what is worth it, report.
+"""The blend of one request: open its chunks, load them layer by layer, recompute what is worth it, report.
 
-What turns out unusable on the way is computed like fresh tokens.
+Chunks that turn out unusable are computed like fresh tokens.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from blendrag.store.kv_reader import KVReader
 from blendrag.store.record import Miss
 from blendrag.store.tiers import Opened
 
-WITHOUT_QUESTION = "gradual"  # the best of those that need none (docs/results.md)
+WITHOUT_QUESTION = "gradual"  # the best selector that needs no question (docs/results.md)
 
 _KEPT_CHOICES = 256
 
@@ -47,7 +47,7 @@ Lost = tuple[str, str, str]  # a chunk that cannot be used: its key, the tier th
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """What all requests are blended with. ranks: which have the rest of the model."""
+    """The loaded model that all requests are blended with. ranks: the ranks that have the rest of it."""
 
     decoder: Decoder
     cache: PagedCache
@@ -57,8 +57,8 @@ class LoadedModel:
 class Choices:
     """The positions that were chosen for the latest prompts by their questions.
 
-    Of a prompt that comes again, a part may be in the prefix cache still: read over KV that is repaired in
-    part, its question would choose others, and the answer hang on who has asked before.
+    A part of a prompt that comes again may still be in the prefix cache. Over that KV, which is partly
+    repaired, its question would choose other positions, and the answer would depend on earlier requests.
     """
 
     def __init__(self) -> None:
@@ -79,11 +79,11 @@ def _name(order: BlendOrder) -> bytes:
 
 
 class _NoRoomError(MemoryError):
-    """Raised on all ranks where one of them cannot hold the prompt's stored KV."""
+    """The error, raised on all ranks, that one of them cannot hold the prompt's stored KV."""
 
 
 class RequestBlend:
-    """Use once: ``yield from RequestBlend(...).run()``."""
+    """The blend of one request. Use once: ``yield from RequestBlend(...).run()``."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class RequestBlend:
         note: Note | None = None,
         choices: Choices | None = None,
     ) -> None:
-        """note: told of queries. choices: those made for earlier prompts."""
+        """Prepare the blend. note: is told of queries. choices: those made for earlier prompts."""
         self._model, self._loader, self._kv, self._order = model, loader, kv, order
         self._estimate, self._pace, self._note_queries = estimate, pace, note
         self._choices = Choices() if choices is None else choices
@@ -111,8 +111,9 @@ class RequestBlend:
 
     @property
     def _asks(self) -> bool:
-        """Whether the question is read. A long text behind the last document is left to the engine, and the
-        question with it; and what was chosen for this prompt before is chosen again."""
+        """Return whether the question is read. It is not where a long text behind the last document is left
+        to the engine, and the question with it; nor where positions were chosen for this prompt before, since
+        those are chosen again."""
         asked = self._order.recipe.cached_end < len(self._order.token_ids)
         return asked and self._chosen is None and self._selector_of(self._options).reads_question
 
@@ -122,8 +123,8 @@ class RequestBlend:
 
     @torch.inference_mode()
     def run(self) -> Sliced:
-        """Compute and write the prompt's KV, pausing as the pace says; the report. Raises whatever the model
-        does."""
+        """Compute and write the prompt's KV, pausing as the pace says. Returns the report. Raises the model's
+        errors."""
         lost: list[Lost] = []
         failure: Exception | None
         while True:
@@ -132,7 +133,7 @@ class RequestBlend:
                 with self._ranks.together(_NoRoomError):
                     report = yield from self._recompute(chunks)
                 failure = self._steady.failure if self._steady else None
-            except LoadFailedError as problem:  # what is written for this prompt by now is written again
+            except LoadFailedError as problem:  # the next attempt writes this prompt's KV again
                 failure = problem
             lost = self._heard(_lost_by(failure), failure)
             if not lost:
@@ -141,7 +142,7 @@ class RequestBlend:
         return replace(report, ms=ms, trace=tuple(self._trace.events))
 
     def _heard(self, lost: list[Lost], problem: Exception | None) -> list[Lost]:
-        """What any of the ranks has lost. Raises on all of them what one of them has met with otherwise."""
+        """Return what any of the ranks has lost. Any other problem of one rank is raised on all of them."""
         grave = None if isinstance(problem, LoadFailedError) else problem
         told = self._ranks.everyone((lost, grave and f"{type(grave).__name__}: {grave}"))
         if grave is not None:
@@ -154,7 +155,8 @@ class RequestBlend:
     # -- open ---------------------------------------------------------------------------------------------
 
     def _chunks(self, lost: list[Lost]) -> Generator[None, None, list[Chunk]]:
-        """The chunks that are there, on all ranks; ascending. lost: what turned out not to be."""
+        """Return the chunks that all ranks have, ascending. lost: what the last attempt found
+        unusable."""
         open_all, close_all = partial(self._open, lost), partial(self._close_all_but, ())
         chunks, problem = list[Chunk](), None
         try:
@@ -175,7 +177,7 @@ class RequestBlend:
         return kept
 
     def _open(self, lost: list[Lost]) -> list[Chunk]:
-        """May wait, for a disk, a server or a lock."""
+        """Open the chunks that are there. May wait for a disk, a server or a lock."""
         begin = time.perf_counter()
         with self._trace.span("open", "records"):
             for key, tier, reason in lost:
@@ -187,7 +189,7 @@ class RequestBlend:
         return chunks
 
     def _found(self) -> list[Chunk]:
-        """The chunks that are there, but for those that were found unusable; ascending."""
+        """Return the chunks that are there, without those that were found unusable; ascending."""
         ids, again = self._order.token_ids, bool(self._missing)
         end = self._reused_end
         spans = [
@@ -211,7 +213,8 @@ class RequestBlend:
         return self._order.recipe.reused_end(len(self._order.token_ids), self._model.cache.block_size)
 
     def _behind_reused(self, end: int | None = None) -> int:
-        """How many tokens, before ``end``, the chunk has left whose stored KV is used in part."""
+        """Return how many tokens, before ``end``, are left of the chunk whose stored KV is used only in
+        part."""
         spans = ((at, at + n) for key, at, n in self._order.recipe.spans if key not in self._missing)
         return sum(
             max(0, (last if end is None else min(last, end)) - self._reused_end)
@@ -220,7 +223,7 @@ class RequestBlend:
         )
 
     def _worth_loading(self, chunks: list[Chunk]) -> list[Chunk]:
-        """Those that the controller would load; the others are computed like fresh tokens."""
+        """Return the chunks that the controller would load. The others are computed like fresh tokens."""
         if self._estimate is None or not chunks:
             return chunks
         written = self._order.written
@@ -245,7 +248,7 @@ class RequestBlend:
         return there + kept
 
     def _decide(self, controller: Controller, costs: Sequence[ChunkCost], fresh: int) -> Decision | str:
-        """Or why there is no decision: its advice is not worth a request."""
+        """Return the controller's decision, or why there is none: its advice is not worth a request."""
         options = self._order.recipe.options
         ratio = None if self._selector_of(options).auto_ratio else options.recompute_ratio
         try:
@@ -268,7 +271,7 @@ class RequestBlend:
             selector = self._selector_of(options)
         tokens = PromptTokens.of(order.token_ids, [span for span, _ in chunks])
         reads = selector.reads_question and self._chosen is None
-        # A question is put to all that stands before, which is written.
+        # The question reads all that stands before it, which therefore has to be written.
         begin = order.written if reads else _first_needed(order.written, [span for span, _ in chunks])
         left = tokens.behind(begin)
         only_left = begin > 0 and not reads
@@ -308,14 +311,15 @@ class RequestBlend:
     def _fuse(
         self, chunks: list[Chunk], forward: PromptForward, selector: Selector, begin: int
     ) -> Generator[None, None, int]:
-        """Returns how many cached tokens were recomputed, of those at ``begin`` and behind it."""
+        """Run the fused prefill. Returns how many cached tokens were recomputed, of those at ``begin`` and
+        behind it."""
         with self._load(chunks) as layers:
             stored = StoredKV(forward, layers)
             if self._chosen is not None or not selector.reads_question:
                 return (yield from FusedPrefill(forward, stored, selector, self._chosen).run())
-            question = self._order.recipe.cached_end  # where it begins, whichever documents are there
+            question = self._order.recipe.cached_end  # where it begins, whatever documents are there
             attention = yield from QuestionPass(forward, stored, question).run()
-        # What stands before all that is cached is not changed by any repair.
+        # No repair changes what stands before all cached tokens.
         tokens = forward.tokens.behind(max(begin, int(forward.tokens.cached[0])))
         attention = attention[attention.numel() - tokens.cached.size :]
         offsets, lengths = torch.from_numpy(tokens.offsets), torch.from_numpy(tokens.lengths)
@@ -330,8 +334,8 @@ class RequestBlend:
         return make_selector(options)
 
     def _load(self, chunks: list[Chunk]) -> StoredLayers:
-        """Begin to load. What most memory is taken for is here before the ranks' first sum: where one of them
-        has too little, all of them raise."""
+        """Begin to load. Most memory is taken here, before the ranks' first sum: if one of them has too
+        little, all of them raise."""
         kv, layers, problem = self._kv, None, None
         try:
             load = [
@@ -368,6 +372,6 @@ def _lost_by(failure: Exception | None) -> list[Lost]:
 
 
 def _first_needed(written: int, spans: Sequence[CachedSpan]) -> int:
-    """The first position that is not there, or where the chunk begins that it is a part of: chunks are loaded
-    from their beginning."""
+    """Return the first position that is not there, or where its chunk begins: chunks are loaded from their
+    beginning."""
     return min([written, *(span.start for span in spans if written < span.start + span.length)])

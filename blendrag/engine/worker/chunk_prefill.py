@@ -1,4 +1,5 @@
-"""Prefilling chunks at ingest, each apart from the others: the KV that is stored (design decision D3).
+"""The prefill of chunks at ingest, each apart from the others, which makes the KV that is stored (design
+decision D3).
 
 Several chunks share one forward. Each attends to itself and what stands before it (the shared prefix and its
 context), in scratch pages of one layer that are used again for every layer: the KV that is kept is captured
@@ -25,11 +26,11 @@ from blendrag.engine.worker.slices import exhaust
 from blendrag.store.contexts import Ids
 
 _BETWEEN = 16  # tokens that a separator may have
-_REMEMBERED = 1024  # tokens of the last chunk and its context: longer contexts are computed with every call
+_REMEMBERED = 1024  # tokens of the last chunk and its context; longer contexts are computed in every call
 
 
 class ChunkTokens(NamedTuple):
-    """What is told of a chunk: :class:`~blendrag.store.contexts.NewChunk` without the text."""
+    """The tokens of a chunk: :class:`~blendrag.store.contexts.NewChunk` without the text."""
 
     key: str
     token_ids: Ids
@@ -38,8 +39,8 @@ class ChunkTokens(NamedTuple):
 
 
 class Known(NamedTuple):
-    """What has been computed before: the prefix, and behind it the end of a chunk and its context. ids: of
-    both; key: the chunk's."""
+    """The tokens whose KV was computed before: the prefix, and behind it the end of a chunk and its context.
+    ids: of both. key: the chunk's."""
 
     ids: Ids = ()
     key: str = ""
@@ -50,11 +51,12 @@ _NOTHING = Known()
 
 @dataclass
 class Forward:
-    """What one forward computes. Rows are numbered: first those that are known already, then the computed.
+    """The plan of one forward. Rows are numbered: first those that are known already, then those that are
+    computed.
 
-    ids, positions, sequences: of each computed row. borrowed: (row, position, sequence) of what sequences
-    have of other rows. computed, whole: tokens of each sequence. own: rows of each chunk. last: the rows of
-    the last sequence.
+    ids, positions, sequences: of each computed row. borrowed: (row, position, sequence) of rows that
+    sequences take over from others. computed, whole: tokens of each sequence. own: rows of each chunk. last:
+    the rows of the last sequence.
     """
 
     ids: list[int] = field(default_factory=list)
@@ -71,7 +73,7 @@ class Forward:
         made = cls()
         count = len(known.ids)
         prefix_rows = list(range(len(prefix))) if count else []
-        # Of chunks and their contexts, ids and rows: a context is borrowed from the chunk that it names.
+        # Ids and rows of chunks and their contexts: a context is borrowed from the chunk that it names.
         ends = {known.key: (known.ids[len(prefix) :], list(range(len(prefix), count)))}
         for number, (key, ids, context, after) in enumerate(chunks):
             before, rows = ends[after] if after and after in ends else ((), [])
@@ -94,8 +96,8 @@ class Forward:
 
 
 def _overlap(before: Ids, context: Ids) -> int:
-    """How many tokens ``context`` begins with that ``before`` ends with: all but a separator's, or none, as
-    fewer are alike by chance where ``before`` has lost its beginning."""
+    """Return how many tokens ``context`` begins with that ``before`` ends with: all but a separator's, or
+    none, since a shorter match may be chance where ``before`` has lost its beginning."""
     least = len(context) - min(_BETWEEN, len(context) // 2)
     for count in range(min(len(before), len(context)), max(0, least - 1), -1):
         if before[-count] == context[0] and before[-count:] == context[:count]:
@@ -104,20 +106,20 @@ def _overlap(before: Ids, context: Ids) -> int:
 
 
 class ChunkPrefill:
-    """Prefills the chunks of a store, behind a shared prefix."""
+    """The prefill of a store's chunks, behind a shared prefix."""
 
     def __init__(self, decoder: Decoder, cache: PagedCache, prefix: Ids = ()) -> None:
         self._decoder, self._cache, self._prefix = decoder, cache, prefix
         self._known = Known()  # of the rows below
         self._kv: torch.Tensor | None = None
-        self._forgotten = 0  # times
+        self._forgotten = 0  # how many times
 
     @torch.inference_mode()
     def run(self, chunks: Sequence[ChunkTokens]) -> Generator[None, None, list[torch.Tensor]]:
-        """KV of every chunk, [layers, 2 (K before RoPE, V), tokens, kv_heads, head_size], on the CPU; with a
-        pause after each layer.
+        """Yield after each layer, and return the KV of every chunk: [layers, 2 (K before RoPE, V), tokens,
+        kv_heads, head_size], on the CPU.
 
-        Prefix, context and chunk must fit the model's window. Contexts that go on from the chunk before them,
+        Prefix, context and chunk must fit the model's window. Contexts that continue the chunk before them,
         in this call or the last, are not computed again.
         """
         decoder, device, forgotten = self._decoder, self._cache.device, self._forgotten
@@ -157,12 +159,12 @@ class ChunkPrefill:
         return [part.clone(memory_format=torch.contiguous_format) for part in apart]
 
     def forget(self) -> None:
-        """Let go of the last chunk, and of those that are on their way: they may have been deleted."""
+        """Drop the last chunk, and those that are under way: they may have been deleted."""
         self._forgotten += 1
         self._known, self._kv = Known(), None
 
     def _remember(self, plan: Forward, chunk: ChunkTokens, kv: torch.Tensor) -> None:
-        """The prefix, and the end of what the next chunk of the document stands behind."""
+        """Keep the prefix, and the end of the text that the document's next chunk stands behind."""
         prefix = len(self._prefix)
         last = max(prefix, len(plan.last) - _REMEMBERED)
         ids = (*self._prefix, *(*self._prefix, *chunk.context, *chunk.token_ids)[last:])
@@ -171,5 +173,5 @@ class ChunkPrefill:
 
 
 def prefill_chunks(decoder: Decoder, cache: PagedCache, chunks: Sequence[ChunkTokens]) -> list[torch.Tensor]:
-    """:meth:`ChunkPrefill.run`, once, behind no prefix."""
+    """Run :meth:`ChunkPrefill.run` once, behind no prefix."""
     return exhaust(ChunkPrefill(decoder, cache).run(chunks))

@@ -1,4 +1,5 @@
-"""Eviction of a prompt's KV once its first token is computed (Ada-KV): what the question reads is kept."""
+"""The eviction of a prompt's KV once its first token is computed (Ada-KV): what the question reads is
+kept."""
 
 from __future__ import annotations
 
@@ -22,14 +23,14 @@ from blendrag.engine.worker.indices import Ints, upload
 from blendrag.engine.worker.paged import PagedCache
 from blendrag.errors import ConfigError
 
-_LAST_ROWS = 12  # of a prompt, at most, that the engine computes behind its question
+_LAST_ROWS = 12  # the last rows of a prompt, at most, that the engine computes behind its question
 
 
 class WindowQueries:
-    """Q of a prompt's last fresh tokens in every layer, as the last pass over each leaves it: of the
-    observation window, or of the question where that is shorter. What is cached may not be computed.
+    """Q of a prompt's last fresh tokens in every layer, as the last pass over each leaves it: those of the
+    observation window, or of the question where that is shorter. Cached tokens may have no Q.
 
-    first: the first one's position. query: [layers, window, heads, head_size].
+    first: the position of the first of them. query: [layers, window, heads, head_size].
     """
 
     def __init__(self, order: BlendOrder, budget: Budget, decoder: Decoder) -> None:
@@ -40,7 +41,8 @@ class WindowQueries:
         self._layers = decoder.num_layers
 
     def note(self, layer: int, positions: Ints, query: torch.Tensor) -> None:
-        """Rows of [n, heads, head_size] at ascending ``positions``; of several passes the last one stays."""
+        """Keep the rows of ``query``, [n, heads, head_size], at ascending ``positions``. The last of several
+        passes counts."""
         begin = int(np.searchsorted(positions, self.first))
         if begin == len(positions):
             return
@@ -56,7 +58,7 @@ class WindowQueries:
 
 
 class WholeError(Exception):
-    """Nothing is evicted; says why."""
+    """The error that nothing is evicted; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ class Parts:
 
 
 class Compression:
-    """Of one loaded model. reason: why its KV is always kept whole; None if it is not."""
+    """The eviction of prompts' KV in one loaded model. reason: why all of it is always kept, if it is."""
 
     def __init__(self, decoder: Decoder, parts: Parts | None, reason: str | None) -> None:
         self._decoder, self._parts, self.reason = decoder, parts, reason
@@ -76,8 +78,8 @@ class Compression:
 
     @classmethod
     def of(cls, decoder: Decoder, cache: PagedCache, ranks: int = 1) -> Self:
-        """Raises nothing: who asks for no eviction is not to hear of it."""
-        if ranks > 1:  # each would have to hear that another could not
+        """Make it for a model. Raises nothing: users who ask for no eviction must not see an error."""
+        if ranks > 1:  # the ranks would have to tell each other if one could not
             return cls(decoder, None, "its heads are on several devices")
         try:
             return cls._of(decoder, cache)
@@ -104,19 +106,19 @@ class Compression:
         return cls(decoder, Parts(pages, reader, reading), None)
 
     def window(self, order: BlendOrder) -> WindowQueries | None:
-        """For a blend that begins; None if nothing is to be evicted behind it."""
+        """Return the window for a blend that begins; None if nothing is to be evicted after it."""
         if (written := order.recipe.options.kv_budget) is None:
             return None
         try:
             window = WindowQueries(order, make_budget(written), self._decoder)
-        except ConfigError as error:  # evict() says it
+        except ConfigError as error:  # evict() reports it
             self._seen[order.request_id] = error
             return None
         self._seen[order.request_id] = window
         return window
 
     def forget(self, request_ids: Collection[str]) -> None:
-        """Requests that have ended, or lost their blocks."""
+        """Forget requests that have ended, or lost their blocks."""
         for request_id in request_ids:
             self._seen.pop(request_id, None)
         if self._parts is not None:
@@ -124,8 +126,8 @@ class Compression:
 
     @torch.inference_mode()
     def evict(self, order: EvictionOrder) -> Eviction:
-        """Compact a prompt's KV into its first blocks, once all of it is computed. Whatever goes wrong, it
-        stays whole."""
+        """Compact a prompt's KV into its first blocks, once all of it is computed. If anything goes wrong,
+        all of it is kept."""
         seen = self._seen.pop(order.request_id, None)
         try:
             if self._parts is None:
@@ -144,7 +146,7 @@ class Compression:
 
     def _evict(self, parts: Parts, seen: WindowQueries, order: EvictionOrder) -> Eviction:
         budget, size, pages = seen.budget, parts.pages.block_size, parts.pages
-        last = (order.tokens - 1) // size  # the block that is written on stays
+        last = (order.tokens - 1) // size  # the block that is still written to stays
         keep = budget.tokens // size - 1
         if seen.end < order.tokens - _LAST_ROWS:
             raise WholeError("the question is left to the engine")
@@ -166,7 +168,7 @@ class Compression:
             )
             for layer in range(pages.num_layers)
             for head in range(pages.kv_heads)
-        ]  # all of them are read before one is written: they may be in the way
+        ]  # all pages are read before one is written: they may overlap
         at = iter(rows)
         before = pages.copy_of(blocks[:keep])
         try:
@@ -183,7 +185,8 @@ class Compression:
     def _scores(
         self, parts: Parts, seen: WindowQueries, scorer: Scorer, blocks: Ints, most: int
     ) -> torch.Tensor:
-        """[layers, kv_heads, tokens]: of the prompt's first ``most`` at the most, those before the window."""
+        """Return scores, [layers, kv_heads, tokens], of the tokens before the window, among the prompt's
+        first ``most``."""
         layers = (
             self._observed(parts, seen, blocks, layer, scorer.reads_values)
             for layer in range(parts.pages.num_layers)
@@ -193,7 +196,8 @@ class Compression:
     def _observed(
         self, parts: Parts, seen: WindowQueries, blocks: Ints, layer: int, values: bool
     ) -> Observed:
-        """A layer of a prompt that is in these blocks. values: whether V and ``gram`` are part of it."""
+        """Return one layer of a prompt that is in these blocks. values: whether V and ``gram`` are part of
+        it."""
         pages, attention = parts.pages, self._decoder.attentions[layer]
         ids = pages.ids(layer, blocks, np.arange(pages.kv_heads)[:, None]).ravel()
         heads = (pages.kv_heads, -1)
@@ -212,7 +216,7 @@ class Compression:
         return self._grams[layer]
 
     def _output(self, layer: int) -> torch.Tensor:
-        """[hidden, heads * d], the weight of the output projection."""
+        """Return the weight of the output projection, [hidden, heads * d]."""
         output = output_weight(self._decoder.layers[layer], self._decoder.attentions[layer])
         if output is None:
             raise WholeError("no output projection is found, which the scorer reads")

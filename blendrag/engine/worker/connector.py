@@ -52,10 +52,11 @@ from blendrag.errors import ConfigError
 if TYPE_CHECKING:
     from blendrag.engine.worker.data_plane import DataPlane
 
-# Requests that are blended, or next in line, beside running ones. Those behind them hold no blocks yet.
+# Requests that are blended, or next in line, at the same time as others run. Those behind them hold no blocks
+# yet.
 _BLENDS_AHEAD = 2
 
-# Between two looks at the tiers' statistics, in steps that blend nothing.
+# The time between two looks at the tiers' statistics, in steps that blend nothing.
 _TIERS_EVERY_S = 1.0
 
 _log = logging.getLogger(__name__)
@@ -63,10 +64,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class BlendMetadata(KVConnectorMetadata):
-    """Scheduler to worker, every step. busy: whether the step computes anything for running requests;
-    follows: whether it comes right after the last one, as it does while an answer is being generated;
-    ended: requests that have ended, or given up; loads, saves: nodes of exact prefixes; preempted: requests
-    that have lost their blocks; evictions: prompts whose KV is evicted before the step's forward."""
+    """The scheduler's message to the worker in every step.
+
+    busy: whether the step computes anything for running requests. follows: whether it comes right after the
+    last one, as it does while an answer is being generated. ended: requests that have ended, or given up.
+    loads, saves: nodes of exact prefixes. preempted: requests that have lost their blocks. evictions: prompts
+    whose KV is evicted before the step's forward.
+    """
 
     orders: list[BlendOrder] = field(default_factory=list)
     busy: bool = False
@@ -80,7 +84,7 @@ class BlendMetadata(KVConnectorMetadata):
 
 @dataclass
 class BlendReports(KVConnectorWorkerMetadata):
-    """Worker to scheduler, by request id: what was done, and what became of its KV."""
+    """The worker's message to the scheduler, by request id: what was done, and what became of its KV."""
 
     reports: dict[str, BlendReport]
     evictions: dict[str, Eviction] = field(default_factory=dict)
@@ -94,9 +98,10 @@ class BlendReports(KVConnectorWorkerMetadata):
 class _Asked:
     """A request between its arrival and its end, in the scheduler's process.
 
-    recipe: how it is blended; None: it is not. state: ``new``; ``ordered``, the worker was told of what was
-    claimed for it; ``here``, the worker has done that; ``failed``, the engine prefills it itself. result:
-    what its answer says of it, once that is known. tokens: of its prompt that were claimed.
+    recipe: how it is blended; None: it is not. state: ``new``; ``ordered``: the worker was told to compute
+    what was claimed for it; ``here``: the worker has done that; ``failed``: the engine prefills it itself.
+    result: the report that its answer carries, once that is known. tokens: how many of its prompt were
+    claimed.
     """
 
     recipe: Recipe | None = None
@@ -106,13 +111,14 @@ class _Asked:
     refused: bool = False  # the worker has never heard of it
 
     def refuse(self, cause: Cause, why: str) -> None:
-        """Have the engine prefill it, and its answer say why."""
+        """Have the engine prefill the request, and its answer say why."""
         self.recipe, self.state, self.refused = None, "failed", True
         self.result = BlendReport(cause=cause, fallback=why)
 
 
 class BlendConnector(KVConnectorBase_V1):
-    """Registered by module path; one instance in the scheduler's process, one in every worker."""
+    """The connector that vLLM loads by module path: one instance in the scheduler's process, one in every
+    worker."""
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
@@ -159,7 +165,8 @@ class BlendConnector(KVConnectorBase_V1):
             self._reordering.arrived(request.request_id, held, prompt)
 
     def _of(self, request: Any) -> _Asked:
-        """What is known of a request. Its recipe is read once: a waiting one is asked for in every step."""
+        """Return what is known of a request. Its recipe is read once: a waiting request is asked about in
+        every step."""
         known = self._asked.get(request.request_id)
         if known is not None:
             return known
@@ -283,7 +290,7 @@ class BlendConnector(KVConnectorBase_V1):
         super().bind_connector_metadata(connector_metadata)
         if self._data_plane is None or not isinstance(connector_metadata, BlendMetadata):
             return
-        # Before the step's forward, which may have their blocks as others', and reads what is left.
+        # Evict before the step's forward, which may give the blocks to others, and reads what is left.
         self._data_plane.compression.forget(connector_metadata.ended | connector_metadata.preempted)
         for order in connector_metadata.evictions:
             self._evictions[order.request_id] = self._data_plane.evict(order)
@@ -310,7 +317,7 @@ class BlendConnector(KVConnectorBase_V1):
         queue.add(metadata.orders)
         self._arrived.update(order.request_id for order in queue.cancel(metadata.ended))
         if queue:
-            self._data_plane.wait_for_device()  # else the engine's own forward would be taken for ours
+            self._data_plane.wait_for_device()  # otherwise the engine's own forward would be taken for ours
         clock = self._data_plane.clock
         clock.enter(follows=metadata.follows)
         idle = not metadata.busy
@@ -320,7 +327,7 @@ class BlendConnector(KVConnectorBase_V1):
         clock.leave()
 
     def wait_for_save(self) -> None:
-        """Nodes of exact prefixes are copied out of the blocks of the step that has completed them."""
+        """Copy nodes of exact prefixes out of the blocks of the step that has completed them."""
         metadata = self._get_connector_metadata()
         assert isinstance(metadata, BlendMetadata)
         if self._data_plane is not None:
@@ -328,18 +335,18 @@ class BlendConnector(KVConnectorBase_V1):
             self._data_plane.prefixes.ended(metadata.ended)
 
     def _finish(self, order: BlendOrder | NodeLoad, outcome: BlendReport | Exception) -> None:
-        if isinstance(outcome, Exception):  # whatever it is, the engine's own prefill gives the right answer
+        if isinstance(outcome, Exception):  # in any case, the engine's own prefill gives the right answer
             self._failures.log(outcome)
             first = order.written // self._block_size
             self._failed_blocks.update(order.block_ids[first:])
             outcome = BlendReport.failed(outcome, order.written)
         self._reports[order.request_id] = outcome
-        if order.token_ids:  # else nobody waits for it
+        if order.token_ids:  # otherwise nobody waits for it
             self._arrived.add(order.request_id)
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
-        """Nothing is sent. Received: requests whose blend has ended, and those that gave up waiting for it,
-        whose blocks the scheduler keeps until it hears of them."""
+        """Return None for what was sent, and the requests that were received: those whose blend has ended,
+        and those that gave up waiting for it, whose blocks the scheduler keeps until it hears of them."""
         arrived, self._arrived = self._arrived, set()
         return None, arrived or None
 
@@ -353,7 +360,7 @@ class BlendConnector(KVConnectorBase_V1):
         return BlendReports(reports, evictions) if reports or evictions else None
 
     def shutdown(self) -> None:
-        """What was prefilled is written before the process ends."""
+        """Write what was prefilled before the process ends."""
         if self._data_plane is not None:
             self._data_plane.close()
 
@@ -384,7 +391,8 @@ class BlendConnector(KVConnectorBase_V1):
     # -- not needed ---------------------------------------------------------------------------------------
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Nothing to wait for: a request whose KV is not complete has no part in the forward."""
+        """Do nothing: a request whose KV is not complete has no part in the forward."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-        """Chunk KV is never cut from live requests (decision D3); nodes are, of all layers at once."""
+        """Do nothing: chunk KV is never cut from live requests (decision D3); nodes are, of all layers at
+        once."""

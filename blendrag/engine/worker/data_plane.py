@@ -39,7 +39,7 @@ from blendrag.store.tiers import Tier, TierSpec
 from blendrag.store.tiers.local import Forecast
 
 _KEPT_REPORTS = 256
-_LOOK_S = 0.002  # how often it is looked whether another thread is done
+_LOOK_S = 0.002  # seconds between looks at whether another thread is done
 
 T = TypeVar("T")
 
@@ -54,11 +54,12 @@ class _OpenStore:
 
 
 class DataPlane:
-    """Bound to one loaded model. Methods run on the worker's own thread, between or inside engine steps, and
-    on all ranks alike."""
+    """The stores and blends of one loaded model. Methods run on the worker's own thread, between or inside
+    engine steps, and on all ranks alike."""
 
     def __init__(self, model: LoadedModel, share: float = 1.0, *, owner: bool = True) -> None:
-        """owner: whether this engine stores; of data parallel ones the first does, and all read."""
+        """Serve the model without any store yet. owner: whether this engine stores; of data parallel engines
+        the first one does, and all read."""
         self.model, self.ranks, self._owner = model, model.ranks, owner
         self.compression = Compression.of(model.decoder, model.cache, model.ranks.size)
         self.clock = StepClock()
@@ -83,7 +84,8 @@ class DataPlane:
         profile: dict[str, Any] | None = None,
         lock: int = 0,
     ) -> str:
-        """Open the store in folder ``root``; its id. Arguments as :meth:`StoreClient.open` sends them."""
+        """Open the store in folder ``root``, and return its id. Arguments as :meth:`StoreClient.open` sends
+        them."""
         kind = KVIdentity(**identity)
         named = prefix_name(kind.prefix_kind, prefix)
         assert named == kind.prefix, "chunks would be stored under another prefix's name"
@@ -96,7 +98,8 @@ class DataPlane:
         return root
 
     def _open_on_all(self, open_kv: Callable[[], KVReader]) -> KVReader:
-        """On every rank, or on none: else only some would take part in what all do when it is tried again."""
+        """Open it on every rank, or on none: otherwise only some would take part in what all do at the next
+        attempt."""
         kv, error = attempt(open_kv)
         error = next(filter(None, self.ranks.everyone(error)), None)
         if error is not None:
@@ -107,7 +110,7 @@ class DataPlane:
         return kv
 
     def _open_kv(self, root: Path, kind: KVIdentity, stack: Sequence[TierSpec], lock: int) -> KVReader:
-        """The owner's first, with the lock: the others find what it has made."""
+        """Open the owner's first, with the lock: the others find what it has made."""
         ranks, heads = self.ranks, kind.num_kv_heads
         own, shards = ranks.heads(heads), ranks.shards(heads)
         dtype = str(self.model.decoder.dtype).removeprefix("torch.")
@@ -133,14 +136,14 @@ class DataPlane:
             self._loader.drain()
             try:
                 wait(opened.writes)
-                self._writer.submit(lambda: None).result()  # what else was begun there has ended
+                self._writer.submit(lambda: None).result()  # what was begun there before has ended
                 for write in opened.writes:
                     write.result()
             finally:
                 opened.kv.close()
 
     def close(self) -> None:
-        """Close all stores. Raises what one of them did once all are closed."""
+        """Close all stores. Raises the error of one of them after all are closed."""
         with ExitStack() as stack:
             stack.callback(self.prefixes.close)
             for store in tuple(self._stores):
@@ -151,13 +154,13 @@ class DataPlane:
 
     @property
     def tiers(self) -> list[Tier]:
-        """Those of all open stores and trees that count for the engine: the owner's."""
+        """Return the tiers of all open stores and trees that count for the engine: the owner's."""
         if not self.ranks.first:
             return []
         return [tier for opened in self._stores.values() for tier in opened.kv.tiers] + self.prefixes.tiers
 
     def prefetch(self, store: str, keys: Sequence[str]) -> None:
-        """Begin to read chunks into memory, beside the engine's steps. Returns at once."""
+        """Begin to read chunks into memory while the engine takes its steps. Returns at once."""
         self._opened(store).prefetcher.begin(keys)
 
     def delete(
@@ -174,7 +177,7 @@ class DataPlane:
     def check(
         self, store: str, chunks: Sequence[tuple[str, Ids, Ids, str]]
     ) -> Generator[bool | None, None, None]:
-        """Ingest those chunks that are nowhere (any more)."""
+        """Ingest those of the chunks that no tier has (any more)."""
         opened = self._opened(store)
         if self._owner:
             keys = [key for key, *_ in chunks]
@@ -196,8 +199,8 @@ class DataPlane:
     def ingest(
         self, store: str, chunks: Sequence[tuple[str, Ids, Ids, str]]
     ) -> Generator[bool | None, None, Ingested]:
-        """Prefill (key, token ids, context, after), but for those that a shared tier has; they are written
-        while the next call computes. Raises what an earlier write did."""
+        """Prefill (key, token ids, context, after), except those that a shared tier has. They are written
+        while the next call computes. Raises the error of an earlier write."""
         opened = self._opened(store)
         if not self._owner:
             return Ingested(0, 0, 0.0, 0)
@@ -226,21 +229,21 @@ class DataPlane:
         )
 
     def flush(self, store: str) -> Generator[bool, None, int]:
-        """Wait for all writes; bytes written since the last call."""
+        """Wait for all writes. Returns the bytes written since the last call."""
         return (yield from self._drained(self._opened(store)))
 
     def _drained(self, opened: _OpenStore) -> Generator[bool, None, int]:
-        """Wait for all writes that were begun: their bytes. Raises the first one's error once all have
-        ended."""
+        """Wait for all writes that were begun, and return their bytes. Raises the first one's error once all
+        have ended."""
         writes = tuple(opened.writes)
         while self.ranks.choose(bool(wait(writes, timeout=_LOOK_S).not_done)):
             yield True
-        counted = [write for write in writes if write in opened.writes]  # else somebody else waited for it
+        counted = [write for write in writes if write in opened.writes]  # otherwise somebody else has waited
         opened.writes = [write for write in opened.writes if write not in writes]
         return self.ranks.outcome(lambda: sum(write.result() for write in counted))
 
     def _by_owner(self, work: Callable[[], T]) -> Generator[bool, None, T]:
-        """What another thread of the owner's does, waited for between the engine's steps."""
+        """Run work in another thread of the owner's, and wait for it between the engine's steps."""
         begun = self._writer.submit(work) if self.ranks.first else Future[T]()
         while self.ranks.choose(self.ranks.first and bool(wait([begun], timeout=_LOOK_S).not_done)):
             yield True
@@ -249,17 +252,18 @@ class DataPlane:
     # -- requests -----------------------------------------------------------------------------------------
 
     def wait_for_device(self) -> None:
-        """Until what this thread has launched on it is done."""
+        """Wait until the device has done all that this thread has launched."""
         device = self.model.cache.device
         if device.type != "cpu":
             torch.accelerator.current_stream(device).synchronize()
 
     def blend_of(self, order: BlendOrder) -> type[RequestBlend]:
-        """How it is blended."""
+        """Return the class that blends this order."""
         return RequestBlend
 
     def blend(self, order: BlendOrder, pace: Pace) -> Sliced:
-        """Compute and write the KV of one prompt; the report that travels back with the request's output."""
+        """Compute and write the KV of one prompt. Returns the report that travels back with the request's
+        output."""
         opened = self._opened(order.recipe.store)
         wanted = [key for key, _, _ in order.recipe.spans]
         yield from beside(self._loader.thread, pace, lambda: opened.prefetcher.arrived(wanted))
@@ -272,7 +276,7 @@ class DataPlane:
         report = yield from blend.run()
         if exact is not None:
             report = behind(exact, report)
-        if window is not None:  # until it says otherwise
+        if window is not None:  # until the blend says otherwise
             report = report.evicted(Eviction(whole="the answer ended with its first tokens"))
         self._keep(order.ticket, report)
         return report
@@ -292,7 +296,8 @@ class DataPlane:
         return report
 
     def open_tree(self, root: str, identity: dict[str, Any], stack: Sequence[dict[str, Any]]) -> str:
-        """Open the tree in folder ``root``; its id. Raises StoreError where several engines would write."""
+        """Open the tree in folder ``root``, and return its id. Raises StoreError where several engines would
+        write."""
         if not self._owner:
             raise StoreError("data parallel engines cannot share a tree")
         return self.prefixes.open(root, identity, stack)
@@ -303,13 +308,13 @@ class DataPlane:
             self._reports.popitem(last=False)
 
     def report(self, ticket: str) -> BlendReport | None:
-        """The report of a request whose output left without one: it ended in the step that blended it, or is
-        a server's stream."""
+        """Return the report of a request whose output left without one: it ended in the step that blended it,
+        or its output is a server's stream."""
         return self._reports.get(ticket)
 
 
 def _timed(work: Generator[None, None, T]) -> Generator[None, None, tuple[float, T]]:
-    """Also the seconds that it took, without pauses."""
+    """Run the work. Returns the seconds that it took, without pauses, and its result."""
     seconds = 0.0
     while True:
         begin = time.perf_counter()
@@ -322,12 +327,12 @@ def _timed(work: Generator[None, None, T]) -> Generator[None, None, tuple[float,
 
 
 def _stored(opened: _OpenStore) -> KVStore:
-    """What the owner has."""
+    """Return the store, which only the owner has."""
     assert isinstance(opened.kv, KVStore)
     return opened.kv
 
 
-# What a client may ask for by name, with plain data. Arguments: see :class:`StoreClient`.
+# Operations that a client may call by name, with plain data. Arguments: see :class:`StoreClient`.
 OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "open_store": DataPlane.open_store,
     "close_store": DataPlane.close_store,

@@ -1,4 +1,4 @@
-"""Running a model's decoder layers outside the engine's own forward, with attention in our hands."""
+"""A model's decoder layers, run outside the engine's own forward, with attention in our hands."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from blendrag.errors import ModelNotSupportedError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """Some tokens between two layers. states and residual: the residual stream, [rows, hidden_size] each; no
+    """Some tokens between two layers. states, residual: the residual stream, [rows, hidden_size] each; no
     ``residual`` before layer 0."""
 
     positions: Indices
@@ -37,7 +37,7 @@ class Rows:
         return len(self.positions)
 
     def at(self, which: Indices | slice | None) -> Rows:
-        """Only these of them; None: all."""
+        """Return only these rows; None: all."""
         if which is None:
             return self
         rows = which if isinstance(which, slice) else which.device
@@ -45,7 +45,8 @@ class Rows:
         return Rows(self.positions[which], self.states[rows], residual)
 
     def joined(self, parts: Sequence[Rows]) -> Rows:
-        """These rows behind a layer that was computed in several parts, or what is left of them by one."""
+        """Return these rows behind a layer that was computed in several parts, or what one part leaves of
+        them."""
         if len(parts) == 1:
             return parts[0]
         residuals = [part.residual for part in parts if part.residual is not None]
@@ -56,7 +57,7 @@ class Rows:
 @dataclass(frozen=True, slots=True, eq=False)
 class Projected:
     """A layer's projections of its rows, [rows, heads or kv_heads, head_size] each. Q and K are with RoPE;
-    raw_key is K before it, None if nobody asked for it."""
+    raw_key: K before RoPE; None if nobody asked for it."""
 
     query: torch.Tensor
     key: torch.Tensor
@@ -66,10 +67,10 @@ class Projected:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Attended:
-    """What goes on in a layer after its attention.
+    """The rows that go on in a layer after its attention.
 
-    output: [m, heads, head_size]; None after the last layer's projections: nothing reads what comes behind.
-    kept: which [m] of the rows go on; None for all of them.
+    output: [m, heads, head_size]; None after the last layer's projections: nothing reads later results. kept:
+    which [m] of the rows go on; None for all of them.
     """
 
     output: torch.Tensor | None
@@ -95,32 +96,34 @@ class Decoder(ABC):
 
     @property
     def kv_shape(self) -> tuple[int, int]:
-        """(kv_heads, head_size) of one layer's K or V."""
+        """Return (kv_heads, head_size) of one layer's K or V."""
         return self.attentions[0].num_kv_heads, self.attentions[0].head_size
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of K and V."""
+        """Return the dtype of K and V."""
         dtype: torch.dtype = self.vllm_config.model_config.dtype
         return dtype
 
     def embed(self, token_ids: torch.Tensor, positions: Indices) -> Rows:
-        """[n] int64 token ids to the input of layer 0."""
+        """Return the input of layer 0 for [n] int64 token ids."""
         return Rows(positions, self.model.embed_input_ids(token_ids), None)
 
     def rotate_keys(self, layer: int, positions: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        """K before RoPE, [n, kv_heads, head_size], moved to ``positions``. May overwrite ``key``."""
+        """Return ``key``, K before RoPE, [n, kv_heads, head_size], moved to ``positions``. May overwrite
+        ``key``."""
         rotated = rotate(self.rotaries[layer], positions, key.view(key.shape[0], -1))
         return rotated.view(key.shape)
 
     @abstractmethod
     def prefill_layer(self, layer: int, rows: Rows, attention: Attention, raw_keys: bool = False) -> Rows:
-        """One layer over ``rows``, which may be overwritten; those that go on. Without an output of attention
-        their states mean nothing. raw_keys: whether ``attention`` needs K before RoPE."""
+        """Run one layer over ``rows``, which may be overwritten, and return those that go on. Without an
+        output of attention their states mean nothing. raw_keys: whether ``attention`` needs K before RoPE."""
 
 
 class KnownDecoder(Decoder):
-    """Llama, Mistral, Phi3, Qwen2 and Qwen3: dropped rows skip attention, output projection and MLP."""
+    """The decoder for Llama, Mistral, Phi3, Qwen2 and Qwen3: dropped rows skip attention, output projection
+    and MLP."""
 
     def prefill_layer(self, layer: int, rows: Rows, attention: Attention, raw_keys: bool = False) -> Rows:
         block = self.layers[layer]
@@ -151,13 +154,15 @@ class KnownDecoder(Decoder):
 
 
 class WholeLayerDecoder(Decoder):
-    """Any other decoder: each layer runs whole, its attention tapped. Dropped rows leave after the layer.
+    """The decoder for any other model: each layer runs whole, its attention tapped. Dropped rows leave after
+    it.
 
-    How layers are called, and with what, is learnt from the model's own call of its first layer.
+    How layers are called, and with which arguments, is learnt from the model's own call of its first layer.
     """
 
     def embed(self, token_ids: torch.Tensor, positions: Indices) -> Rows:
-        """What the model's own forward gives to its first layer: embeddings may be scaled, for example."""
+        """Return what the model's own forward passes to its first layer: embeddings may be scaled, for
+        example."""
         caught: list[inspect.BoundArguments] = []
 
         def catch(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -212,7 +217,7 @@ class WholeLayerDecoder(Decoder):
 
 
 class _FirstLayerReached(Exception):
-    """Ends the model's own forward where ours begins."""
+    """The exception that ends the model's own forward where ours begins."""
 
 
 @contextmanager
@@ -242,7 +247,7 @@ def tapped(decoder: Decoder, layer: int, attention_of: Callable[[Projected], tor
 
 
 def make_decoder(model: Any, vllm_config: Any) -> Decoder:
-    """The piecewise decoder where the structure is known, else the whole-layer one."""
+    """Return the piecewise decoder where the structure is known, else the whole-layer one."""
     known = type(model).__name__ in KNOWN_ARCHITECTURES
     plain = all(
         hasattr(layer, "self_attn")

@@ -1,4 +1,5 @@
-"""Exact prefixes in the worker: nodes go from a request's blocks into the tree, and back into others."""
+"""The worker's half of exact prefixes: nodes go from a request's blocks into the tree, and back into
+others."""
 
 from __future__ import annotations
 
@@ -21,25 +22,25 @@ from blendrag.store.stack import TierSpec
 from blendrag.store.tiers import Tier
 from blendrag.tree.store import NodeMissingError, NodeStore, StoredNode
 
-_MOST_WAITING = 1 << 29  # bytes of nodes that wait to be stored, beside what tiers hold: more are left
+_MOST_WAITING = 1 << 29  # bytes of nodes that wait to be stored, apart from the tiers; others are dropped
 
 _log = logging.getLogger(__name__)
 
 
 class ExactPrefixes:
-    """Of one loaded model. Methods run on the worker's own thread; ``writer`` stores what was copied out, and
-    deletes behind that."""
+    """The exact prefixes of one loaded model. Methods run on the worker's own thread. ``writer`` stores what
+    was copied out, and deletes after that."""
 
     def __init__(self, cache: PagedCache, dtype: str, writer: Executor) -> None:
         self._cache, self._dtype, self._writer = cache, dtype, writer
         self._trees: dict[str, NodeStore] = {}
-        self._waiting: dict[Future[bool], int] = {}  # bytes
-        self._spoiled: set[str] = set()  # requests whose KV may be of blocks that could not be loaded
+        self._waiting: dict[Future[bool], int] = {}  # bytes by write
+        self._spoiled: set[str] = set()  # requests whose KV may depend on blocks that could not be loaded
 
     # -- trees --------------------------------------------------------------------------------------------
 
     def open(self, root: str, identity: dict[str, Any], stack: Sequence[dict[str, Any]]) -> str:
-        """Open the tree in folder ``root``; its id."""
+        """Open the tree in folder ``root``, and return its id."""
         if root not in self._trees:
             cache = self._cache
             specs = [TierSpec.model_validate(spec) for spec in stack]
@@ -48,7 +49,7 @@ class ExactPrefixes:
         return root
 
     def close(self) -> None:
-        """All trees, once what was copied out is stored."""
+        """Close all trees, once what was copied out is stored."""
         self._writer.submit(lambda: None).result()
         for tree in self._trees.values():
             tree.close()
@@ -60,7 +61,7 @@ class ExactPrefixes:
             opened.close()
 
     def delete(self, tree: str, keys: Sequence[str]) -> Generator[bool, None, None]:
-        """Drop nodes, also those that are being stored."""
+        """Drop nodes, even while they are being stored."""
         yield from awaited(self._writer.submit(self._trees[tree].delete, keys))
 
     def stats(self, tree: str) -> dict[str, Any]:
@@ -68,15 +69,16 @@ class ExactPrefixes:
 
     @property
     def tiers(self) -> list[Tier]:
-        """Those of all trees."""
+        """Return the tiers of all trees."""
         return [tier for tree in self._trees.values() for tier in tree.kv.tiers]
 
     # -- requests -----------------------------------------------------------------------------------------
 
     def load(self, order: NodeLoad) -> BlendReport | None:
-        """Put a path's nodes into a request's blocks, but for what is written there; the report that travels
-        back. None for an order without tokens, which only says that they were used: nobody waits for it, so
-        it never fails. Raises NodeMissingError, KeyError for a closed tree, and whatever a device does."""
+        """Put a path's nodes into a request's blocks, except what is written there, and return the report
+        that travels back. None for an order without tokens, which only says that they were used: nobody waits
+        for it, so it never fails. Raises NodeMissingError, KeyError for a closed tree, and the device's
+        errors."""
         if not order.token_ids:
             if tree := self._trees.get(order.tree):
                 tree.used([key for key, _ in order.nodes])
@@ -89,13 +91,13 @@ class ExactPrefixes:
         found = tree.load(nodes[wanted[0] :], use=order.use)
         if order.use:
             tree.used([key for key, _ in order.nodes[: wanted[0]]])
-        first = order.written // self._cache.block_size  # those before are other requests', too
+        first = order.written // self._cache.block_size  # blocks before it are other requests', too
         for at, (record, _) in zip(wanted, found, strict=True):
             blocks = tree.layout.blocks(starts[at], starts[at + 1])
             skip = max(0, first - blocks.start)
             last = at == wanted[-1] or starts[at + 1] % self._cache.block_size == 0
             count = len(blocks) - (not last)  # the next node has the rest of that block
-            # A claim without the prompt's last token may have no block for that one.
+            # A claim without the prompt's last token may have no block for that token.
             count = min(count, len(order.block_ids) - blocks.start)
             if count > skip:
                 rows = record.rows.view(len(record.rows), len(blocks), -1)[:, skip:count]
@@ -111,8 +113,8 @@ class ExactPrefixes:
         )
 
     def put_head(self, order: BlendOrder) -> tuple[BlendOrder, BlendReport | None]:
-        """Put the exact prefix of a prompt that is blended behind it into its blocks: what is left to do, and
-        what was loaded. If it cannot be had, the prompt is blended from its beginning."""
+        """Put the exact prefix of a prompt whose rest is blended into its blocks. Returns what is left to do,
+        and what was loaded. If the prefix cannot be had, the prompt is blended from its beginning."""
         head = order.recipe.head
         if not head or head[-1][1] <= order.written or head[-1][1] >= len(order.token_ids):
             return order, None
@@ -134,9 +136,9 @@ class ExactPrefixes:
         return replace(order, written=len(ids)), report
 
     def save(self, orders: Iterable[NodeSave], failed: Set[int]) -> None:
-        """Copy out the nodes that this step has computed; they are stored beside the next ones. failed:
-        blocks without what should have been loaded: nothing of a request that has one is stored, now or
-        later."""
+        """Copy out the nodes that this step has computed. They are stored at the same time as the next ones
+        are computed. failed: blocks without what should have been loaded. Nothing of a request with such a
+        block is stored, now or later."""
         size = self._cache.block_size
         for order in orders:
             used = order.block_ids[: -(-len(order.token_ids) // size)]
@@ -167,7 +169,7 @@ def _log_failure(stored: Future[bool]) -> None:
 
 
 def behind(head: BlendReport, blend: BlendReport) -> BlendReport:
-    """Of a prompt whose exact prefix was loaded, and the rest blended."""
+    """Return the report of a prompt whose exact prefix was loaded, and whose rest was blended."""
     ms = {**blend.ms, "load": blend.ms["load"] + head.ms["load"]}
     tiers = dict(Counter(head.tiers) + Counter(blend.tiers))
     return replace(blend, prefix=head.prefix, exact=blend.prefix - head.prefix, ms=ms, tiers=tiers)

@@ -1,4 +1,4 @@
-"""Methods added to vLLM's worker class (``worker_extension_cls``), called through ``collective_rpc``."""
+"""The methods added to vLLM's worker class (``worker_extension_cls``), called through ``collective_rpc``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ norms.register()
 
 
 class BlendWorker:
-    """Names carry a prefix because vLLM mixes this class into its own. Arguments and results are plain data.
+    """The class that vLLM mixes into its worker class; hence the prefix of its names. Arguments and results
+    are plain data.
 
     User errors come back as ``{"error": [class name, message]}``: vLLM would turn an exception into a
     dead engine's log.
@@ -43,7 +44,8 @@ class BlendWorker:
     vllm_config: Any
 
     def blendrag_bind(self) -> dict[str, Any]:
-        """Give the connector its model, once; facts about it. ``reason`` says why it cannot be blended."""
+        """Give the connector its model, once, and return facts about it. ``reason`` says why it cannot be
+        blended."""
         self._blendrag_facts = getattr(self, "_blendrag_facts", None) or self._bind()
         return self._blendrag_facts
 
@@ -77,12 +79,13 @@ class BlendWorker:
         owner = self.vllm_config.parallel_config.data_parallel_index == 0
         self._blendrag = self.blendrag_data_plane(loaded, share, owner=owner)
         connector.bind(self._blendrag)
-        blocks = cache.format if size == 1 else ""  # a rank's have some of the heads
+        blocks = cache.format if size == 1 else ""  # a rank's blocks have only some of the heads
         return facts | {"num_layers": decoder.num_layers, "blocks": blocks}
 
     def blendrag_call(self, client: str, number: int, operation: str, *args: Any) -> dict[str, Any]:
-        """Run one of the operations: ``{"ok": result}`` or ``{"error": [name, message]}``. A long one is only
-        begun: ``{"more": None}``, for :meth:`blendrag_go_on`. client, number: whose it is, and which."""
+        """Run one of the operations. Returns ``{"ok": result}`` or ``{"error": [name, message]}``. A long one
+        is only begun: ``{"more": None}``, for :meth:`blendrag_go_on`. client, number: whose call it is, and
+        which."""
         try:
             result = self.blendrag_operations[operation](self._blendrag, *args)
         except BlendragError as error:
@@ -93,7 +96,7 @@ class BlendWorker:
         return _right(result)
 
     def blendrag_go_on(self, client: str, number: int) -> dict[str, Any]:
-        """The next slice of a long operation, or nothing; answers as :meth:`blendrag_call` does."""
+        """Run the next slice of a long operation, or nothing. Answers as :meth:`blendrag_call` does."""
         job = client, number
         if job not in self._blendrag.jobs:
             return _right(None)

@@ -1,4 +1,5 @@
-"""What blends that failed leave behind: a traceback in the log, and a limit where memory did not suffice."""
+"""The consequences of blends that failed: a traceback in the log, and a limit where memory did not
+suffice."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ _REMEMBERED_S = 300.0
 
 
 class Failures:
-    """Logs what blends raise, once per kind and minute. The request's own report has it in any case."""
+    """A log of blends' errors, once per kind and minute. The request's own report has them in any case."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
@@ -26,13 +27,14 @@ class Failures:
 
 
 class MemoryLimit:
-    """Prompts that are not blended, since a shorter one ran out of memory lately, after most of the work."""
+    """A limit on the length of prompts that are blended, since one ran out of memory lately, after most of
+    the work."""
 
     def __init__(self) -> None:
         self._tokens, self._until = 0, 0.0
 
     def ran_out(self, tokens: int) -> None:
-        """A prompt of so many tokens has."""
+        """Note that a prompt of so many tokens ran out of memory."""
         now = time.monotonic()
         self._tokens = min(tokens, self._tokens) if now < self._until else tokens
         self._until = now + _REMEMBERED_S

@@ -26,8 +26,8 @@ from blendrag.select.interface import CachedTokens, Selector
 class FusedPrefill:
     """One request's fused prefill. Use once: ``yield from FusedPrefill(...).run()``.
 
-    stored: None where it is in the pages already. chosen: positions that are recomputed, decided before; else
-    the selector is asked.
+    stored: the stored KV; None where it is in the pages already. chosen: the positions to recompute, if they
+    were decided before; else the selector is asked.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class FusedPrefill:
         if self._stored is not None:
             self._stored.begin(checks[0])  # layers below are all fresh
         rows = forward.embed(tokens.computed(repaired))
-        recomputed: list[int] = []  # per layer from the first choice on
+        recomputed: list[int] = []  # per layer, from the first choice on
         for layer in range(layers):
             reuses = repaired.size < tokens.cached.size
             check = layer > 0 and layer in checks and tokens.cached.size > 0
@@ -61,7 +61,7 @@ class FusedPrefill:
                 yield from self._stored.arrival(layer)
             if self._stored is not None and reuses:
                 self._stored.write(layer)
-            if len(rows):  # else only stored KV is left to write
+            if len(rows):  # otherwise only stored KV is left to write
                 look = partial(self._choose, layer, repaired) if check else None
                 rows = yield from forward.layer(layer, rows, look, check)
                 repaired = tokens.repaired(rows.positions.host) if check else repaired
@@ -70,7 +70,7 @@ class FusedPrefill:
         return round(sum(recomputed) / len(recomputed))
 
     def _choose(self, layer: int, repaired: Ints, positions: Indices, projected: Projected) -> Indices:
-        """The rows that go on: all but the cached tokens that the selector drops."""
+        """Return the rows that go on: all but the cached tokens that the selector drops."""
         candidates, tokens, device = self._candidates(repaired), self._forward.tokens, self._forward.device
         stored = None
         metric = self._selector.reads_deviation
@@ -90,12 +90,12 @@ class FusedPrefill:
         return Indices.of(np.searchsorted(positions.host, tokens.computed(repaired[chosen])), device)
 
     def _selected(self, layer: int, candidates: CachedTokens) -> Ints:
-        """The owner's choice: two sums of the same numbers need not be the same."""
+        """Return the owner's choice: two sums of the same numbers need not be the same."""
         chosen: Ints = self._selector.select(layer, candidates).numpy()
         return self._ranks.choose(chosen)
 
     def _candidates(self, repaired: Ints) -> CachedTokens:
-        """The cached tokens that were not dropped yet."""
+        """Return the cached tokens that were not dropped yet."""
         tokens = self._forward.tokens
         offsets, lengths = (torch.from_numpy(each[repaired]) for each in (tokens.offsets, tokens.lengths))
         return CachedTokens(offsets, lengths, tokens.cached.size)

@@ -1,7 +1,8 @@
-"""The paged KV cache by pages: one block of one head of one layer each, whoever's block it is in.
+"""The paged KV cache as pages. A page is one block of one head of one layer, whichever request has the block.
 
-vLLM keeps all layers' KV in one allocation, so that a page is a strided view of it in any layout. What
-a head keeps can stand in any page; a backend's own kernels read and write pages as blocks of one KV head.
+vLLM keeps all layers' KV in one allocation, so that a page is a strided view of it in any layout. The tokens
+that a head keeps can stand in any page; a backend's own kernels read and write pages as blocks of one KV
+head.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ _BITS = {2: torch.int16, 4: torch.int32}
 
 
 class HeadPages:
-    """Of the layers whose attention modules these are, and whose caches, [blocks, kv_heads, block_size,
-    2 * head_size] each, are in one allocation.
+    """The pages of the layers with these attention modules, whose caches, [blocks, kv_heads, block_size, 2 *
+    head_size] each, are in one allocation.
 
     view: [pages, 1, block_size, 2 * head_size], pages of one KV head. Where the layout keeps the heads of a
-    token side by side, they overlap.
+    token next to each other, pages overlap.
     """
 
     def __init__(self, attentions: Sequence[Any], caches: Sequence[torch.Tensor]) -> None:
@@ -43,7 +44,8 @@ class HeadPages:
 
     @classmethod
     def of(cls, attentions: Sequence[Any]) -> Self | None:
-        """None where the layers' caches are of other shapes than these, or apart from one another."""
+        """Return the pages, or None where the layers' caches have other shapes, or are not in one
+        allocation."""
         caches = [attention.kv_cache for attention in attentions]
         attention, like = attentions[0], caches[0]
         shape = (attention.num_kv_heads, like.shape[-2], 2 * attention.head_size)
@@ -56,31 +58,31 @@ class HeadPages:
         return self.view.device
 
     def ids(self, layers: Ints | int, blocks: Ints, heads: Ints | int) -> Ints:
-        """Of the page in each of these, which are broadcast; int64."""
+        """Return the id of the page of each layer, block and head, which are broadcast; int64."""
         at: Ints = (self._layers[layers] + blocks * self._block + heads * self._head) // self._unit
         return at
 
     def write(self, layer: int, pages: Ints, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Fill whole pages with the K and V, [pages * block_size, head_size] each, of one head."""
+        """Fill whole pages with K and V of one head, [pages * block_size, head_size] each."""
         slots = (pages[:, None] * self.block_size + np.arange(self.block_size)).ravel()
         # The kernels take K and V by rows of heads.
         rows = key.unsqueeze(1).contiguous(), value.unsqueeze(1).contiguous()
         write_kv(self.attentions[layer], *rows, self.view, upload(slots, self.device))
 
     def copy_of(self, blocks: Ints) -> list[torch.Tensor]:
-        """What each layer has in these blocks, for :meth:`restore`."""
+        """Return what each layer has in these blocks, for :meth:`restore`."""
         return [attention.kv_cache[upload(blocks, self.device)] for attention in self.attentions]
 
     def restore(self, blocks: Ints, copies: Sequence[torch.Tensor]) -> None:
-        """Have in these blocks again what was there."""
+        """Put back what :meth:`copy_of` has copied from these blocks."""
         for attention, copy in zip(self.attentions, copies, strict=True):
             attention.kv_cache[upload(blocks, self.device)] = copy
 
 
 class PageReader:
-    """K and V out of pages, in whichever order the backend keeps a page's numbers.
+    """A reader of K and V in pages, in whichever order the backend keeps a page's numbers.
 
-    order: [2, block_size, head_size] int64, where in a page each number of K and of V is; on the host.
+    order: [2, block_size, head_size] int64 on the host, where in a page each number of K and of V is.
     """
 
     def __init__(self, pages: HeadPages, order: torch.Tensor) -> None:
@@ -94,8 +96,9 @@ class PageReader:
 
     @classmethod
     def of(cls, pages: HeadPages, scratch: torch.Tensor) -> Self | None:
-        """Learnt by having the backend write numbers that are all different into ``scratch``, [1, 1,
-        block_size, 2 * head_size]; None if it does not keep them as they are, or along no lines."""
+        """Learn the order by having the backend write numbers that are all different into ``scratch``, [1, 1,
+        block_size, 2 * head_size]. None if it does not keep them as they are, or its order is no strided
+        view."""
         block, width = scratch.shape[2:]
         bits = _BITS.get(scratch.element_size())
         if bits is None or block * width >= 1 << 15:
@@ -110,11 +113,11 @@ class PageReader:
         return cls(pages, order) if lines and ordered.values.equal(numbers.cpu()) else None
 
     def keys(self, ids: Ints) -> torch.Tensor:
-        """Those of these pages, one behind the other: [pages * block_size, head_size]."""
+        """Return K of these pages, one after the other: [pages * block_size, head_size]."""
         return self._whole(0, ids)
 
     def values(self, ids: Ints) -> torch.Tensor:
-        """Like :meth:`keys`."""
+        """Return V of these pages, as :meth:`keys` returns K."""
         return self._whole(1, ids)
 
     def _whole(self, part: int, ids: Ints) -> torch.Tensor:
@@ -122,7 +125,7 @@ class PageReader:
         return _along_lines(pages, self._order[part]).flatten(0, -2)
 
     def rows(self, ids: Ints, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V of some of the tokens in these pages, [n] of their numbers: [n, head_size] each."""
+        """Return K and V, [n, head_size] each, of the tokens with these n numbers in these pages."""
         block = self._pages.block_size
         pages = upload(ids, tokens.device)[tokens // block] * self._view.stride(0)
         at, pages = tokens % block, pages[:, None]
@@ -130,8 +133,8 @@ class PageReader:
 
 
 def _along_lines(pages: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
-    """The numbers of [..., size] that ``order``, [block_size, head_size], names, if each digit of the two
-    indices has one step: then what is a permutation is a strided view, and copied a few times sooner."""
+    """Return the numbers of [..., size] that ``order``, [block_size, head_size], names, if each digit of the
+    two indices has one step. The permutation then is a strided view, which is copied a few times faster."""
     sizes, steps, first = [], [], int(order[0, 0])
     for count, along in zip(order.shape, (lambda at: order[at, 0], lambda at: order[0, at]), strict=True):
         for digit, at in _digits(count):
@@ -143,8 +146,9 @@ def _along_lines(pages: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
 
 
 def _digits(count: int) -> list[tuple[int, int]]:
-    """The digits of a number below ``count``, in base 2 but for the highest: each one's count and worth."""
-    low = (count & -count).bit_length() - 1  # as often it is divided by two
+    """Return the digits of numbers below ``count``, in base 2 except the highest: the count and the worth of
+    each."""
+    low = (count & -count).bit_length() - 1  # how often it can be divided by two
     twos = [(2, 1 << bit) for bit in reversed(range(low))]
     return [(count >> low, 1 << low), *twos] if count >> low > 1 else twos
 
@@ -153,8 +157,8 @@ def _digits(count: int) -> list[tuple[int, int]]:
 class KeptPages:
     """The pages that hold what a request's heads have kept, all of them full.
 
-    blocks: the request's, all of whose pages these are. counts: [layers, kv_heads]. table: [layers, kv_heads,
-    most] int64 page ids, the first ``counts`` of each line.
+    blocks: the request's blocks, whose pages these all are. counts: [layers, kv_heads]. table: [layers,
+    kv_heads, most] int64 page ids, the first ``counts`` of each line.
     """
 
     blocks: Ints
@@ -163,8 +167,8 @@ class KeptPages:
 
     @classmethod
     def of(cls, pages: HeadPages, blocks: Sequence[int] | Ints, counts: Ints) -> Self:
-        """Hand the pages of ``blocks`` out. They go by layers and heads: with as many for each head as there
-        are blocks, each has its own."""
+        """Assign the pages of ``blocks`` to heads, layer by layer. If each head has as many pages as there
+        are blocks, each keeps its own."""
         kept = np.asarray(blocks, np.int64)
         layers, heads = np.arange(pages.num_layers)[:, None, None], np.arange(pages.kv_heads)[:, None]
         free = pages.ids(layers, kept, heads).ravel()
@@ -177,7 +181,7 @@ class KeptPages:
         return cls(kept, counts, table)
 
     def check_integrity(self, pages: HeadPages) -> None:
-        """Raises AssertionError unless each page of the blocks has one owner."""
+        """Raise AssertionError unless each page of the blocks has one owner."""
         owned = np.concatenate([line[:n] for line, n in zip(self._lines, self.counts.ravel(), strict=True)])
         layers, heads = np.arange(pages.num_layers)[:, None, None], np.arange(pages.kv_heads)[:, None]
         every = np.sort(pages.ids(layers, self.blocks, heads).ravel())

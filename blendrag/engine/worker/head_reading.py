@@ -1,7 +1,8 @@
-"""How rows read what their heads have kept: requests of a step become sequences, one for each KV head.
+"""The attention of requests whose heads have kept different tokens: each request of a step becomes one
+sequence for each KV head.
 
 A head's sequence is the pages that it has kept, all of them full, then its own page of every later block,
-which the engine goes on to write as it always does. K keeps its position, and softmax asks for no order.
+which the engine goes on writing as always. K keeps its position, and softmax needs no order.
 """
 
 from __future__ import annotations
@@ -20,17 +21,16 @@ from blendrag.engine.compat.head_attention import HeadKernel, HeadSequences
 from blendrag.engine.worker.head_pages import HeadPages, KeptPages
 from blendrag.engine.worker.indices import Ints, upload
 
-_TILE = 128  # tokens: kernels read tables by tiles of so many, past the end of a sequence
+_TILE = 128  # tokens: kernels read tables in tiles of this size, past the end of a sequence
 
-# The pages of one request's sequences, [layers, kv_heads, pages] int32, and how many tokens shorter than the
-# request each one is.
+# The pages of one request's sequences, [layers, kv_heads, pages] int32, and by how many tokens each is
+# shorter than the request.
 _RequestTable = tuple[npt.NDArray[np.int32], Ints | int]
 
 
 @dataclass(slots=True, eq=False)
 class _Kept:
-    """A request whose KV was evicted: what is left of the blocks before ``first_later``, which stands in for
-    them."""
+    """A request whose KV was evicted, and the pages that stand in for its blocks before ``first_later``."""
 
     request_id: str
     pages: KeptPages
@@ -39,8 +39,8 @@ class _Kept:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Step:
-    """The sequences of a step, in each layer. tokens: that the step has. rows: [rows] where each one's query
-    is, as heads of tokens; None if they are in order."""
+    """The sequences of a step, in each layer. tokens: of the step. rows: [rows], the place of each sequence's
+    query among heads of tokens; None if they are in order."""
 
     metadata: Any
     layers: list[HeadSequences]
@@ -49,24 +49,25 @@ class _Step:
 
 
 class HeadReading:
-    """Of all layers of one model: what their attention asks in each step (:class:`HeadAttention`)."""
+    """The attention by heads of all layers of one model, which ask it in each step
+    (:class:`HeadAttention`)."""
 
     def __init__(self, attentions: Sequence[Any], pages: HeadPages, kernel: HeadKernel) -> None:
         self._number = {attention.layer_name: number for number, attention in enumerate(attentions)}
         self._pages, self._kernel = pages, kernel
         self._kept: dict[int, _Kept] = {}  # by the request's first block, which is its own
         self._step: _Step | None = None
-        self._plain: Any = None  # the last step's metadata in which nothing was evicted
-        # The last step's, by request and blocks.
+        self._plain: Any = None  # metadata of the last step in which nothing was evicted
+        # The tables of the last step, by request and blocks.
         self._lines: dict[tuple[_Kept | None, bytes], _RequestTable] = {}
 
     def keep(self, request_id: str, pages: KeptPages, first_later: int) -> None:
-        """From the next step on, this request reads these pages for its blocks before ``first_later``."""
+        """Have this request read these pages for its blocks before ``first_later``, from the next step on."""
         self._kept[int(pages.blocks[0])] = _Kept(request_id, pages, first_later)
         self._plain = None
 
     def forget(self, request_ids: Collection[str]) -> None:
-        """Requests that have ended or lost their blocks: those may be other requests' now."""
+        """Forget requests that have ended or lost their blocks: the blocks may be other requests' now."""
         if self._kept and request_ids:
             gone = [block for block, kept in self._kept.items() if kept.request_id in request_ids]
             for block in gone:
@@ -75,7 +76,8 @@ class HeadReading:
             self._step, self._plain, self._lines = None, None, {}
 
     def attend(self, layer: Any, query: torch.Tensor, metadata: Any, output: torch.Tensor) -> bool:
-        """A layer's attention, if a row of the step has evicted KV; else nothing, and False."""
+        """Compute a layer's attention, if a row of the step has evicted KV; else do nothing, and return
+        False."""
         if not self._kept or metadata is self._plain:
             return False
         if self._step is None or self._step.metadata is not metadata:

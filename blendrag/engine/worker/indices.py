@@ -18,7 +18,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Indices:
-    """[n] int64, the same numbers on both sides."""
+    """[n] int64 numbers, the same on the host and on the device."""
 
     host: Ints
     device: torch.Tensor
@@ -37,8 +37,9 @@ class Indices:
 
 
 def upload(host: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
-    """On the device; on a CPU, the same memory. Returns at once: what was launched before goes on."""
+    """Return the numbers on the device; on a CPU, in the same memory. Returns at once, while earlier launches
+    go on."""
     numbers = torch.from_numpy(host)
     if device.type == "cpu":
         return numbers
-    return numbers.pin_memory().to(device, non_blocking=True)  # only pinned memory is not waited for
+    return numbers.pin_memory().to(device, non_blocking=True)  # otherwise this waits

@@ -1,6 +1,7 @@
-"""Long operations in slices: between two of the engine's steps, ingest takes no longer than a blend may.
+"""Long operations, run in slices: between two of the engine's steps, ingest takes no longer than a blend may.
 
-A client asks again until one is done (:meth:`RunningEngine.call`), and the engine takes its steps in between.
+A client asks again until its operation is done (:meth:`RunningEngine.call`), and the engine takes its steps
+in between.
 """
 
 from __future__ import annotations
@@ -14,41 +15,42 @@ from blendrag.engine.worker.ranks import ALONE, Ranks
 from blendrag.engine.worker.slices import StepClock
 from blendrag.errors import BlendragError
 
-# While the engine takes no steps: so long may a request that arrives have to wait for its first.
+# Seconds of a slice while the engine takes no steps: how long a new request may wait for its first step.
 _IDLE_S = 0.2
-_QUIET = 3  # slices without a step between them: one is handed to the next job before the engine can take it
+_QUIET = 3  # slices without a step between: a slice goes to the next job before the engine steps
 
-LOOK_S = 0.002  # how often it is looked whether another thread is done
+LOOK_S = 0.002  # seconds between looks at whether another thread is done
 
 T = TypeVar("T")
 Job = Generator[bool | None, None, Any]  # yields True while it only waits for another thread
 
 JobName = tuple[str, int]
-"""Of a job: its client, and a number that this has given to no other."""
+"""The name of a job: its client, and a number that the client has given to no other job."""
 
 
 class Jobs:
-    """Those that have begun; each client has one go on at a time. ``share``: of an engine step, at most.
+    """The jobs that have begun. Only one of each client's goes on at a time. ``share``: of an engine step, at
+    most.
 
-    Several ranks pause where the owner does. What a job raises of BlendragErrors, it raises on all of them.
+    Several ranks pause where the owner does. A BlendragError of a job is raised on all of them.
     """
 
     def __init__(self, clock: StepClock, share: float, ranks: Ranks = ALONE) -> None:
         self._clock, self._share, self._ranks = clock, share, ranks
         self._begun: dict[JobName, Job] = {}
-        self._steps = self._quiet = 0  # of the engine, before the last slice; slices since there was one
+        self._steps = self._quiet = 0  # engine's steps before the last slice; slices since a step
         self._current: dict[str, JobName] = {}  # by client
 
     def begin(self, name: JobName, job: Job) -> None:
-        """Nothing of it is done yet."""
+        """Register a job; nothing of it is done yet."""
         self._begun[name] = job
 
     def __contains__(self, name: JobName) -> bool:
-        """Whether there is something left to do of it."""
+        """Return whether there is something left to do of the job."""
         return name in self._begun
 
     def go_on(self, name: JobName) -> tuple[bool, Any]:
-        """Run a slice of it: whether it has ended, and its result. Raises what it raises."""
+        """Run a slice of the job. Returns whether it has ended, and its result. Raises its error."""
         job, begin = self._begun.pop(name), time.perf_counter()
         if left := self._begun.pop(self._current.get(name[0], name), None):
             left.close()  # its client has given up
@@ -74,7 +76,7 @@ class Jobs:
 
 
 def awaited(work: Future[T]) -> Generator[bool, None, T]:
-    """Another thread's work, waited for between the engine's steps."""
+    """Wait for another thread's work between the engine's steps, and return its result."""
     while wait([work], timeout=LOOK_S).not_done:
         yield True
     return work.result()

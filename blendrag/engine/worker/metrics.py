@@ -1,4 +1,4 @@
-"""What is counted of requests and tiers, and how Prometheus hears of it (docs/metrics.md).
+"""The counts of requests and tiers, and their way to Prometheus (docs/metrics.md).
 
 Both halves of the connector count into tallies. vLLM carries them to the client's process with the outputs of
 the engine's step, where a :class:`Recorder` adds them to Prometheus' metrics; a server's front end is such a
@@ -20,14 +20,14 @@ from blendrag.engine.report import BlendReport, Cause, Eviction
 from blendrag.store.record import Reason
 from blendrag.store.tiers import Tier
 
-# By metric and value of its label: an increment, a level, or observations. Plain data, as vLLM sends it.
+# Increments, a level, or observations, by metric and value of its label. Plain data, as vLLM sends it.
 Tally = dict[str, dict[str, Any]]
 
 Outcome = Literal["exact", "blended", "computed", "prefix", "plain", "fallback"]
 Unplanned = Literal["request", "refused", "text", "window", "error"]
 
 ROLES = ("assistant", "developer", "other", "system", "tool", "user")
-"""Of messages."""
+"""The roles of messages that are counted by name."""
 
 _PARTS = ("load", "select", "recompute")
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -37,7 +37,8 @@ _KEPT = 1024  # observations that wait for vLLM's own log, where nobody may ever
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """values: of its label, where they are known beforehand: these series are there from the start, at 0."""
+    """A metric. values: those of its label, if they are known beforehand: their series are there from the
+    start, at 0."""
 
     kind: Literal["counter", "gauge", "histogram"]
     help: str
@@ -94,7 +95,7 @@ METRICS: Mapping[str, Metric] = {
 
 
 def merge(into: Tally, more: Tally) -> None:
-    """Add ``more``, which is the later one."""
+    """Add ``more``, the later one, to ``into``."""
     for name, values in more.items():
         kind, mine = METRICS[name].kind, into.setdefault(name, {})
         for label, value in values.items():
@@ -107,7 +108,7 @@ def merge(into: Tally, more: Tally) -> None:
 
 
 def of_report(report: BlendReport) -> Tally:
-    """What one request adds."""
+    """Return what one request adds."""
     if report.cause:
         return {**of_outcome("fallback"), "blendrag_fallbacks": {report.cause: 1}}
     if report.exact and not report.cached:
@@ -128,7 +129,7 @@ def of_report(report: BlendReport) -> Tally:
 
 
 def of_eviction(eviction: Eviction) -> Tally:
-    """What becomes of one prompt's KV."""
+    """Return what the eviction of one prompt's KV adds."""
     if eviction.whole is not None:
         return {"blendrag_evictions": {"whole": 1}}
     return {
@@ -142,7 +143,7 @@ def of_outcome(outcome: Outcome) -> Tally:
 
 
 def summary(tally: Tally) -> dict[str, float]:
-    """A number per metric and label, as vLLM logs it; the median of observations."""
+    """Return a number per metric and label, as vLLM logs it: the median of observations."""
     numbers: dict[str, float] = {}
     for name, values in tally.items():
         for label, value in values.items():
@@ -152,15 +153,15 @@ def summary(tally: Tally) -> dict[str, float]:
 
 
 class TierMeter:
-    """How tiers' statistics have grown since they were last looked at."""
+    """A meter of how tiers' statistics have grown since the last look."""
 
     def __init__(self) -> None:
         self._before: WeakKeyDictionary[Tier, dict[str, int]] = WeakKeyDictionary()
         self._held: Tally = {}
 
     def growth(self, tiers: Iterable[Tier]) -> Tally:
-        """Tiers of the same name, of several stores, are counted together. What they hold is told of those
-        that know it, and when it has changed."""
+        """Return the growth since the last look. Tiers of the same name, of several stores, are counted
+        together. The levels are given only of tiers that know them, and when they have changed."""
         tally: Tally = {}
         held: Tally = {name: dict.fromkeys(values, 0) for name, values in self._held.items()}
         for tier in tiers:
@@ -187,8 +188,8 @@ _latest: list[Recorder] = []
 
 
 class Recorder:
-    """The metrics in Prometheus' registry. A new one takes the former's place, as vLLM's own metrics do: an
-    engine that is closed and started again counts from 0.
+    """The metrics in Prometheus' registry. A new recorder takes the former's place, as vLLM's own metrics do:
+    an engine that is closed and started again counts from 0.
 
     metric_types: vLLM's classes for prometheus_client's Counter, Gauge and Histogram. labelnames: vLLM's own
     labels, with their values by number of engine.
@@ -230,7 +231,8 @@ class Recorder:
 
 
 def count(tally: Tally) -> None:
-    """Add what the client's process knows itself, to the first engine's. Nothing, where metrics are off."""
+    """Add what the client's process itself knows to the first engine's metrics. Does nothing where metrics
+    are off."""
     for recorder in _latest:
         recorder.observe(tally, recorder.first)
 
@@ -262,7 +264,7 @@ def _unregister() -> None:
 
 @dataclass
 class BlendStats(KVConnectorStats):
-    """From both halves to the client's process."""
+    """The tallies on their way from both halves to the client's process."""
 
     data: Tally = field(default_factory=dict)
 
@@ -281,7 +283,7 @@ class BlendStats(KVConnectorStats):
 
 
 class BlendMetrics(KVConnectorPromMetrics):
-    """In the client's process: what the tallies add up to."""
+    """The sum of the tallies, in the client's process."""
 
     def __init__(
         self, vllm_config: Any, metric_types: Any, labelnames: list[str], labelvalues: dict[int, list[object]]

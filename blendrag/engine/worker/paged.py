@@ -1,7 +1,7 @@
 """The paged KV cache: where a token's K and V are, how they get there, and attention over them.
 
-Whoever runs a model's layers outside the engine's own forward addresses the cache through here: by position
-in a sequence, never by block, slot or layout.
+Code that runs a model's layers outside the engine's own forward addresses the cache through this module: by
+position in a sequence, never by block, slot or layout.
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ from blendrag.engine.compat.model import (
 )
 from blendrag.engine.worker.indices import Ints, upload
 
-# What some rows need to attend to their sequence, in any layer. A dict: the backend's, by attention layer.
+# The addresses that some rows need to attend to their sequence, in any layer. A dict is the backend's
+# metadata, by attention layer.
 Addresses = PagedRows | dict[str, Any]
 
 
 class PagedCache:
-    """That of a loaded model. A block has the same number in every layer. ``runner``: vLLM's model runner."""
+    """The paged cache of a loaded model. A block has the same number in every layer. ``runner``: vLLM's model
+    runner."""
 
     def __init__(self, attentions: Sequence[Any], runner: Any, block_size: int) -> None:
         self.attentions, self.runner, self.block_size = attentions, runner, block_size
@@ -43,22 +45,22 @@ class PagedCache:
 
     @property
     def by_kernel(self) -> bool:
-        """Whether rows attend by our kernel, or through the backend, as runs."""
+        """Return whether rows attend by our kernel. Otherwise they attend through the backend, as runs."""
         return self.device.type != "cpu"
 
     @property
     def block_bytes(self) -> int:
-        """Of a block in one layer."""
+        """Return the bytes of a block in one layer."""
         block = self.attentions[0].kv_cache[0]
         return int(block.numel() * block.element_size())
 
     @property
     def format(self) -> str:
-        """What names the bytes of a block: no other engine may take them for its own."""
+        """Return a name for the format of a block's bytes, so that no other engine takes them for its own."""
         return block_format(self.attentions)
 
     def read_blocks(self, block_ids: Sequence[int]) -> torch.Tensor:
-        """Their bytes as they are, on the CPU: uint8 [layers, blocks * block_bytes]."""
+        """Return the bytes of these blocks as they are, on the CPU: uint8 [layers, blocks * block_bytes]."""
         at = torch.tensor(block_ids, device=self.device)
         rows = torch.empty(len(self.attentions), len(block_ids) * self.block_bytes, dtype=torch.uint8)
         for row, attention in zip(rows, self.attentions, strict=True):
@@ -66,18 +68,19 @@ class PagedCache:
         return rows
 
     def write_blocks(self, block_ids: Sequence[int], rows: torch.Tensor) -> None:
-        """What :meth:`read_blocks` gave, of blocks of these or other numbers, into these."""
+        """Write what :meth:`read_blocks` gave into these blocks, whatever their numbers were."""
         at = torch.tensor(block_ids, device=self.device)
         for row, attention in zip(rows, self.attentions, strict=True):
             cache = attention.kv_cache
             cache[at] = row.view(cache.dtype).view(len(block_ids), *cache.shape[1:]).to(self.device)
 
     def pages(self, block_ids: Sequence[int], written: int = 0) -> Pages:
-        """Those of one request, the first ``written`` tokens of which are there."""
+        """Return the pages of one request, the first ``written`` tokens of which are there."""
         return Pages(self, np.array([block_ids]), written)
 
     def scratch(self, lengths: Sequence[int]) -> Pages:
-        """Room for sequences of these lengths apart from the engine's: for one layer at a time, whichever."""
+        """Return room for sequences of these lengths apart from the engine's: for one layer at a time, any of
+        them."""
         table = np.zeros((len(lengths), -(-max(lengths) // self.block_size)), np.int64)
         first = 0
         for row, length in enumerate(lengths):
@@ -89,16 +92,18 @@ class PagedCache:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Places:
-    """Where some rows go, in every layer alike: to ``slots``, [m] int64, those from ``first`` on."""
+    """The places that some rows go to, in every layer alike: the rows from ``first`` on, to ``slots``, [m]
+    int64."""
 
     slots: torch.Tensor
     first: int = 0
 
 
 class Pages:
-    """Blocks of some sequences, [sequences, blocks]. ``memory``: a scratch cache that they are in.
+    """The blocks of some sequences, [sequences, blocks]. ``memory``: the scratch cache that they are in, if
+    any.
 
-    Positions are [n], in the sequence (the sequences, [n]) that a method is told of; ascending, where some
+    Positions are [n], in the sequence (or the sequences, [n]) that a method is given; ascending, where some
     tokens are there already. They and what follows from them are computed on the host.
     """
 
@@ -117,7 +122,7 @@ class Pages:
         return self._cache.device
 
     def places(self, positions: Ints, sequences: Ints | int = 0) -> Places:
-        """For :meth:`write`, in any layer; what is there already is not written again."""
+        """Return places for :meth:`write`, in any layer. What is there already is not written again."""
         first = int(np.searchsorted(positions, self._written)) if self._written else 0
         return Places(upload(self._slots(positions, sequences)[first:], self.device), first)
 
@@ -128,17 +133,19 @@ class Pages:
             write_kv(attention, key[first:], value[first:], self._of(attention), places.slots)
 
     def addresses(self, positions: Ints, sequences: Ints | int = 0) -> Addresses:
-        """For :meth:`attend`, in any layer: rows that see their sequence up to these positions."""
+        """Return addresses for :meth:`attend`, in any layer: rows that see their sequence up to these
+        positions."""
         sequences = np.broadcast_to(sequences, positions.shape)
         if self._cache.by_kernel:
-            # Each apart: the kernel is compiled again for memory that is aligned in another way.
+            # Separate tensors: the kernel is compiled again for memory with another alignment.
             at, of = (upload(each.astype(np.int32), self.device) for each in (positions, sequences))
             return PagedRows(at, of, self._table)
         slots = torch.from_numpy(self._slots(positions, sequences))
         return attention_metadata(self._cache.runner, find_runs(positions, sequences), self._table, slots)
 
     def attend(self, layer: int, query: torch.Tensor, addresses: Addresses) -> torch.Tensor:
-        """Attention of [n, heads, head_size] over K and V that are written; same shape."""
+        """Return the attention of ``query``, [n, heads, head_size], over K and V that are written; same
+        shape."""
         attention = self._cache.attentions[layer]
         memory = self._of(attention)
         if not isinstance(addresses, PagedRows):

@@ -1,4 +1,4 @@
-"""Exact prefixes in the scheduler's process: which tokens are claimed, and when a node is complete."""
+"""The scheduler's half of exact prefixes: which tokens are claimed, and when a node is complete."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 from blendrag.engine.prefixes import NodeLoad, NodeSave, PrefixPath, read_path
 
-_LEAST = 64  # tokens: fewer are sooner computed, with what is behind them
+_LEAST = 64  # tokens: computing fewer is faster, together with what is behind them
 
 
 @dataclass(slots=True)
 class _Growing:
-    """A running request. ready: nodes of its path that are stored or were ordered to be."""
+    """A running request. ready: how many nodes of its path are stored, or were ordered to be."""
 
     request: Any
     path: PrefixPath
@@ -22,7 +22,8 @@ class _Growing:
 
 
 class PrefixClaims:
-    """Told by the connector's scheduler half of requests that are not blended. ``request``: vLLM's."""
+    """The claims of requests that are not blended. The connector's scheduler half calls it. ``request``:
+    vLLM's."""
 
     def __init__(self, least: int = _LEAST) -> None:
         self._least = least
@@ -30,8 +31,8 @@ class PrefixClaims:
         self._loads: list[NodeLoad] = []
 
     def claim(self, request: Any, computed: int) -> int:
-        """How many tokens behind the ``computed`` ones are to be loaded. Raises what it likes for a broken
-        path."""
+        """Return how many tokens behind the ``computed`` ones are to be loaded. Raises any exception for a
+        broken path."""
         path = _path(request)
         if path is None:
             return 0
@@ -39,8 +40,8 @@ class PrefixClaims:
         return claimed if claimed >= self._least else 0
 
     def allocated(self, request: Any, block_ids: Sequence[int], claimed: int) -> None:
-        """The request has these blocks; ``claimed`` of its tokens are to be loaded. Also when it comes again,
-        after it had to give them up or has waited for what was loaded."""
+        """Note the blocks of a request; ``claimed`` of its tokens are to be loaded. It is called again for a
+        request that had to give its blocks up, or has waited for what was loaded."""
         try:
             path = _path(request)
         except Exception:  # it was refused before
@@ -75,7 +76,7 @@ class PrefixClaims:
         return loads
 
     def saves(self, scheduler_output: Any) -> list[NodeSave]:
-        """The nodes that the step at hand completes."""
+        """Return the nodes that the step at hand completes."""
         if not self._growing:
             return []
         resumed = scheduler_output.scheduled_cached_reqs
@@ -90,17 +91,18 @@ class PrefixClaims:
         return saves
 
     def grows(self, request_id: str) -> bool:
-        """Whether nobody has asked this."""
+        """Return whether nobody has asked this prompt."""
         growing = self._growing.get(request_id)
         return growing is not None and growing.path.grows
 
     def forget(self, request_id: str) -> None:
-        """It has ended, or its prefix could not be loaded: nothing more of it is stored."""
+        """Forget a request that has ended, or whose prefix could not be loaded: nothing more of it is
+        stored."""
         self._growing.pop(request_id, None)
 
 
 def _completed(growing: _Growing, tokens: int) -> list[NodeSave]:
-    """Those of its nodes that end within so many tokens and were not ordered yet."""
+    """Return the request's nodes that end within so many tokens and were not ordered yet."""
     path, saves = growing.path, []
     while growing.ready < path.kept and path.nodes[growing.ready][1] <= tokens:
         at = growing.ready
@@ -122,16 +124,17 @@ def _completed(growing: _Growing, tokens: int) -> list[NodeSave]:
 
 
 def held_tokens(request: Any) -> int:
-    """Of a request's prompt, those that the tree has, as far as its client knows."""
+    """Return how many tokens of a request's prompt the tree has, as far as its client knows."""
     try:
         path = _path(request)
-    except Exception:  # it is refused when it is asked for
+    except Exception:  # it is refused later, when it is claimed
         return 0
     return min(path.held_end, request.num_prompt_tokens - 1) if path else 0
 
 
 def _path(request: Any) -> PrefixPath | None:
-    """Only of prompts under a plain salt, a namespace's or none: their KV in the engine's cache is exact."""
+    """Return the path of a prompt under a plain salt, a namespace's or none; None for any other: only with a
+    plain salt is KV in the engine's cache exact."""
     if request.cache_salt and not request.cache_salt.endswith(":"):
         return None
     return read_path(request.kv_transfer_params, request.num_prompt_tokens)

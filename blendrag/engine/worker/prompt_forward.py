@@ -1,4 +1,5 @@
-"""A prompt's rows through the model's layers, in pieces, into its pages: what both passes of a blend do."""
+"""The forward of a prompt's rows through the model's layers, in pieces, into its pages: both passes of a
+blend use it."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from blendrag.load.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class CachedSpan:
-    """The first ``length`` tokens of a stored chunk stand at ``start`` in a prompt."""
+    """A stretch of a prompt with stored KV: the first ``length`` tokens of a chunk stand at ``start``."""
 
     start: int
     length: int
@@ -30,8 +31,8 @@ class CachedSpan:
 class PromptTokens:
     """A prompt's tokens, and which of them have stored KV. On the host.
 
-    ids: [n]. cached: [c] positions, ascending; offsets and lengths, [c]: of each its place in its chunk, and
-    the chunk's length. fresh: [f] positions, ascending, of those that are computed in any case.
+    ids: [n]. cached: [c] positions, ascending. offsets, lengths: [c], the place of each cached token in its
+    chunk, and the chunk's length. fresh: [f] positions, ascending, of tokens that are always computed.
     """
 
     ids: Ints
@@ -49,7 +50,7 @@ class PromptTokens:
         return cls(np.array(ids), cached, offsets, lengths, np.delete(np.arange(len(ids)), cached))
 
     def behind(self, position: int) -> Self:
-        """Only those at this position and behind it."""
+        """Return only the tokens at this position and behind it."""
         left = self.cached >= position
         return replace(
             self,
@@ -60,16 +61,16 @@ class PromptTokens:
         )
 
     def computed(self, repaired: Ints) -> Ints:
-        """Positions of the fresh ones and of the cached ones with these indices, ascending."""
+        """Return the positions of the fresh tokens and of the cached ones with these indices, ascending."""
         return np.sort(np.concatenate([self.fresh, self.cached[repaired]]))
 
     def repaired(self, positions: Ints) -> Ints:
-        """Indices of the cached ones at any of these positions."""
+        """Return the indices of the cached tokens at any of these positions."""
         return np.flatnonzero(np.isin(self.cached, positions))
 
 
 class Stopwatch:
-    """What a blend's seconds went to, pauses left out. load_s: waiting for stored KV, moving, writing it."""
+    """A blend's seconds by activity, without pauses. load_s: waiting for stored KV, moving it, writing it."""
 
     def __init__(self) -> None:
         self.load_s = self.select_s = 0.0
@@ -89,16 +90,17 @@ class Stopwatch:
 
 
 KV = tuple[torch.Tensor, torch.Tensor]  # K and V, [tokens, kv_heads, head_size] each
-# Looks at a layer's projections of the rows at these positions; which of them go on, None for all.
+# A function that looks at a layer's projections of the rows at these positions, and returns which of them go
+# on; None for all.
 Look = Callable[[Indices, Projected], Indices | None]
-# Is told of a layer's Q, [rows, heads, head_size], of the rows at these positions.
+# A function that is told of a layer's Q, [rows, heads, head_size], of the rows at these positions.
 Note = Callable[[int, Ints, torch.Tensor], None]
 
 
 @dataclass(frozen=True)
 class PromptForward:
-    """Of one prompt, once or several times. ``pace`` says when to pause, and knows the other ranks;
-    ``note`` is told of Q."""
+    """The forward of one prompt, once or several times. ``pace`` says when to pause, and knows the other
+    ranks. ``note`` is told of Q."""
 
     decoder: Decoder
     tokens: PromptTokens
@@ -107,7 +109,8 @@ class PromptForward:
     trace: Trace
     watch: Stopwatch
     note: Note | None = None
-    # By where a piece begins and its length: shared by layers that run over the same rows in the same pieces.
+    # The key is where a piece begins and its length: layers with the same rows in the same pieces share an
+    # entry.
     _addresses: dict[tuple[int, int], Addresses] = field(default_factory=dict, init=False)
     _places: dict[tuple[int, int], Places] = field(default_factory=dict, init=False)
     _launched: list[torch.Event] = field(default_factory=list, init=False)
@@ -123,11 +126,12 @@ class PromptForward:
     def layer(
         self, layer: int, rows: Rows, look: Look | None = None, check: bool = False
     ) -> Generator[None, None, Rows]:
-        """One layer over ``rows``, whose K and V are written; those that go on. Pauses between its pieces.
+        """Run one layer over ``rows``, and write their K and V. Returns the rows that go on. Pauses between
+        pieces.
 
         check: whether ``look`` may drop rows; it sees all of them at once then, with K before RoPE.
         """
-        if check:  # these rows and those that go on may be as many as others were
+        if check:  # these rows, and those that go on, may be as many as others were
             self._addresses.clear()
             self._places.clear()
         parts: list[Rows] = []
@@ -150,13 +154,13 @@ class PromptForward:
         self.watch.resume()
 
     def _piece(self, left: int, check: bool) -> int:
-        """Return how many of the ``left`` rows of a layer the next piece has: none has a few only, which a
-        CPU's matrix products would round otherwise."""
+        """Return how many of the ``left`` rows of a layer the next piece has. No piece has only a few rows,
+        which a CPU's matrix products would round differently."""
         return left if check else -(-left // -(-left // self.pace.rows))
 
     def _pauses(self, rows: int) -> bool:
-        if self.device.type != "cpu":  # else only the launch would be timed
-            # One piece is left to the device, which else would wait for the next one's launch.
+        if self.device.type != "cpu":  # otherwise only the launch would be timed
+            # One piece is left to the device, which otherwise would wait for the next one's launch.
             self._launched.append(torch.Event(self.device))
             self._launched[-1].record()
             if len(self._launched) > 1:
@@ -195,5 +199,5 @@ class PromptForward:
         return self._addresses[key]
 
     def _seen(self, positions: Ints) -> Ints:
-        """Up to which position each of these rows sees."""
+        """Return the position up to which each of these rows sees."""
         return positions

@@ -21,15 +21,15 @@ from blendrag.engine.worker.stored_kv import StoredKV
 
 
 class QuestionPass:
-    """Full reuse, on the way of which the question's attention to each cached token is noted.
+    """A pass with full reuse of KV, which notes the question's attention to each cached token.
 
-    question: its first token's position, with nothing stored behind it.
+    question: the position of its first token; nothing is stored behind it.
     """
 
     def __init__(self, forward: PromptForward, stored: StoredKV, question: int) -> None:
         self._forward, self._stored, self._question = forward, stored, question
         tokens, decoder = forward.tokens, forward.decoder
-        # Attention that is none of these ranks by its plain products: of a CPU's backend alone it may be.
+        # Layers whose scores are not known, which happens on a CPU only, are read as plain products.
         self._scores = [scores_of(each) or Scores(scale_of(each)) for each in decoder.attentions]
         self._mass = torch.zeros(tokens.cached.size, device=forward.device)
         self._cached = upload(tokens.cached, forward.device)
@@ -38,8 +38,9 @@ class QuestionPass:
         self._fresh_key = torch.empty(shape, dtype=decoder.dtype, device=forward.device)
 
     def run(self) -> Generator[None, None, torch.Tensor]:
-        """The attention, [cached] float32, on the CPU, summed over layers: without those below the middle, as
-        they tell less (docs/results.md), and the last, which has no output here."""
+        """Return the question's attention to the cached tokens, [cached] float32, on the CPU, summed over
+        layers: without those below the middle, since they tell less (docs/results.md), and without the last,
+        which has no output here."""
         forward = self._forward
         self._stored.begin(0)
         rows = forward.embed(forward.tokens.fresh)
@@ -55,11 +56,11 @@ class QuestionPass:
         last = self._forward.decoder.num_layers - 1
         if layer not in range(min((last + 1) // 2, last - 1), last):
             return
-        begin = int(np.searchsorted(self._fresh.host, positions.host[0]))  # of this piece
+        begin = int(np.searchsorted(self._fresh.host, positions.host[0]))  # where this piece begins
         end = begin + len(positions)
-        self._fresh_key[begin:end] = projected.key  # those before are there
+        self._fresh_key[begin:end] = projected.key  # earlier ones are there
         first = int(np.searchsorted(positions.host, self._question))
-        if first < len(positions):  # else none of them asks
+        if first < len(positions):  # otherwise none of them asks
             query, at = projected.query[first:], positions.device[first:]
             fresh_key, fresh = self._fresh_key[:end], self._fresh.device[:end]
             self._mass += question_attention(

@@ -1,7 +1,7 @@
-"""What the ranks of an engine have to agree on: each has some heads of every layer, and a process of its own.
+"""The agreement of an engine's ranks: each has some heads of every layer, and a process of its own.
 
 All of them take the same steps through the same layers, whose sums wait for every rank. So whatever a rank
-finds out alone (a clock, a disk, an error) becomes the same for all before it changes what is done next.
+alone finds out (from a clock, a disk, an error) is shared with all before it changes what is done next.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 def attempt(work: Callable[[], T]) -> tuple[T | None, BlendragError | None]:
-    """What ``work`` gives, or the error that the client hears of."""
+    """Return the result of ``work``, or the error that the client is told of."""
     try:
         return work(), None
     except BlendragError as error:
@@ -33,7 +33,8 @@ def attempt(work: Callable[[], T]) -> tuple[T | None, BlendragError | None]:
 
 
 class Ranks:
-    """One rank, which agrees with itself. The first one is the *owner*: it writes and has the catalogue.
+    """A single rank, and the interface of several. The first rank is the *owner*: it writes and has the
+    catalogue.
 
     Methods are called by all ranks in the same order, in the worker's own thread.
     """
@@ -45,41 +46,43 @@ class Ranks:
         return self.rank == 0
 
     def heads(self, total: int) -> range:
-        """Which of ``total`` KV heads this rank has. With more ranks than heads, several have the same."""
+        """Return which of ``total`` KV heads this rank has. If there are more ranks than heads, several have
+        the same."""
         first = self.rank * total // self.size
         return range(first, first + max(1, total // self.size) if total else 0)
 
     def shards(self, total: int) -> int:
-        """Into how many shards of heads the records are cut that they write."""
+        """Return how many shards of heads the ranks cut the records into that they write."""
         return max(1, min(self.size, total))
 
     def sum(self, numbers: torch.Tensor) -> torch.Tensor:
-        """Of what every rank has of its heads. May overwrite ``numbers``, float32."""
+        """Return the sum of what every rank has of its heads. May overwrite ``numbers``, float32."""
         return numbers
 
     def whole(self, kv: torch.Tensor, total: int) -> torch.Tensor | None:
-        """KV [..., own heads, head_size], on the CPU, with all heads; None for all but the owner."""
+        """Return KV [..., own heads, head_size], on the CPU, with all heads; None except on the owner."""
         return kv
 
     def choose(self, value: T) -> T:
-        """The owner's."""
+        """Return the owner's value."""
         return value
 
     def everyone(self, value: T) -> list[T]:
-        """Those of all ranks, in their order."""
+        """Return the values of all ranks, in their order."""
         return [value]
 
     def all(self, value: bool) -> bool:
-        """Whether it is so for all of them."""
+        """Return whether the value is true on all ranks."""
         return value
 
     def outcome(self, work: Callable[[], T]) -> T:
-        """What the owner's ``work`` gives, plain data; nobody else does it. All raise what it raises."""
+        """Return the result, plain data, of ``work``, which only the owner does. All ranks raise its
+        error."""
         return work()
 
     def together(self, *agreed: type[Exception]) -> AbstractContextManager[None]:
-        """An error of one rank alone, within this, ends its process, and with it the engine: the others would
-        wait for it. agreed: errors that are never one's alone."""
+        """End this rank's process, and with it the engine, on an error inside that only one rank has: the
+        others would wait for it. agreed: errors that all ranks have together."""
         return nullcontext()
 
 
@@ -87,7 +90,7 @@ ALONE = Ranks()
 
 
 class SeveralRanks(Ranks):
-    """group: vLLM's tensor-parallel one (``compat.parallel``)."""
+    """One of several ranks. group: vLLM's tensor-parallel group (``compat.parallel``)."""
 
     def __init__(self, group: Any) -> None:
         self._group = group
@@ -103,7 +106,7 @@ class SeveralRanks(Ranks):
         torch.distributed.gather(own, parts, self._group.ranks[0], self._group.cpu_group)
         if parts is None:
             return None
-        step = self.size // self.shards(total)  # so many have the same heads
+        step = self.size // self.shards(total)  # so many ranks have the same heads
         return torch.cat([part.view(kv.dtype) for part in parts[::step]], dim=-2)
 
     def choose(self, value: T) -> T:

@@ -1,4 +1,4 @@
-"""Waiting requests in the order that pays: what is cached most, and computed least, first (RAGCache 5.2)."""
+"""The order of waiting requests: those with most cached and least to compute come first (RAGCache 5.2)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class _Waiting:
 
     @property
     def priority(self) -> tuple[float, int]:
-        """OrderPriority: cached length / computation length; of equals, the oldest first."""
+        """Return OrderPriority: cached length / computation length; of equals, the oldest first."""
         return self.cached / max(1, self.prompt - self.cached), -self.number
 
 
@@ -24,26 +24,28 @@ _priority = operator.attrgetter("priority")
 
 
 class Reordering:
-    """In the scheduler's process. window: so often a request is overtaken, at most.
+    """The order of waiting requests, in the scheduler's process. window: how often a request may be
+    overtaken.
 
     The scheduler asks for its waiting requests in the order of their arrival, and goes on to the next where
-    one has to wait. So a step begins one of them, the best.
+    one has to wait. So a step begins one of them: the best.
     """
 
     def __init__(self, window: int) -> None:
         self._window = window
         self._waiting: dict[str, _Waiting] = {}  # oldest first
-        self._best: _Waiting | None = None  # until it begins or ends: a step asks for each that waits
+        self._best: _Waiting | None = None  # until it begins or ends: a step asks about every waiting request
         self._numbers = itertools.count()
-        self._refused = self._begun = self._free = False  # in this step; for the next one to ask
+        self._refused = self._begun = self._free = False  # in this step; for the next request asked about
 
     def arrived(self, request_id: str, cached: int, prompt: int) -> None:
-        """cached: tokens of the prompt that are known to be in the tree."""
+        """Note a request that has arrived. cached: tokens of the prompt that are known to be in the tree."""
         own = self._waiting[request_id] = _Waiting(next(self._numbers), cached, prompt)
         self._compare(own)
 
     def may_begin(self, request_id: str, computed: int) -> bool:
-        """Asked in a step, for a request whose first ``computed`` tokens the engine has."""
+        """Return whether a request, whose first ``computed`` tokens the engine has, may begin in this
+        step."""
         own = self._waiting.get(request_id)
         if own is None:  # it has begun before, and was preempted
             return True
@@ -65,7 +67,7 @@ class Reordering:
         return self._best
 
     def _compare(self, own: _Waiting) -> None:
-        """Its priority is a new one, or a higher one than before."""
+        """Make the request the best one if its priority, which is new or has risen, is the highest."""
         if self._best is not None:
             self._best = max(self._best, own, key=_priority)
 
@@ -74,7 +76,7 @@ class Reordering:
             self._best = None
 
     def began(self, request_id: str) -> None:
-        """It has its blocks: those that are older were overtaken."""
+        """Note that a request has its blocks: the older ones were overtaken."""
         if request_id not in self._waiting:
             return
         for other, waiting in self._waiting.items():
@@ -85,11 +87,11 @@ class Reordering:
         self._begun = True
 
     def ended(self, request_id: str) -> None:
-        """Also before it began."""
+        """Forget a request that has ended, even if it has never begun."""
         self._leave(request_id)
 
     def step_over(self) -> None:
-        """Where the best could not begin (its grammar is not ready, perhaps), the next step takes whoever is
-        asked for first: nobody waits for one that waits itself."""
+        """End the step. If the best request could not begin (its grammar is not ready, perhaps), the next
+        step takes the first request that is asked about, so none waits for one that is itself waiting."""
         self._free = self._refused and not self._begun
         self._refused = self._begun = False

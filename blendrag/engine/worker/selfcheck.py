@@ -1,4 +1,4 @@
-"""Whether a model's layers can be run apart from its own forward: tried with every start (decision D12)."""
+"""A check at every start that a model's layers can be run apart from its own forward (decision D12)."""
 
 from __future__ import annotations
 
@@ -17,22 +17,24 @@ from blendrag.engine.worker.indices import upload
 from blendrag.engine.worker.paged import PagedCache
 from blendrag.engine.worker.ranks import ALONE, Ranks
 
-# Two orders of the same bfloat16 sums, over many layers; a forgotten multiplier or norm is off by far more.
+# The tolerance for two orders of the same bfloat16 sums, over many layers; a forgotten multiplier or norm is
+# off by far more.
 _FORWARD_TOLERANCE = 0.1
 _PROBE = range(100, 148)
-# A bfloat16 rounds by 0.2 %.
+# The rounding of a bfloat16 is 0.2 %.
 _MASK_TOLERANCE = 0.01
-# What running an unknown structure raises, on all ranks alike.
+# Errors that running an unknown structure raises, on all ranks alike.
 _OF_STRUCTURE = (AssertionError, AttributeError, LookupError, NotImplementedError, TypeError, ValueError)
 
 
 def unfit_reason(decoder: Decoder, cache: PagedCache, ranks: Ranks = ALONE) -> str | None:
-    """Why this model's layers cannot be run apart from its own forward; None if they can. Milliseconds, but
-    where our kernel has to be compiled: there it is checked, too. ranks: which go through the layers."""
+    """Return why this model's layers cannot be run apart from its own forward; None if they can. Takes
+    milliseconds, more where our kernel has to be compiled, which is checked, too. ranks: those that run the
+    layers."""
     try:
         with ranks.together(*_OF_STRUCTURE):
             error = forward_error(decoder, cache)
-        # Both sides of that attend the same way: it does not see a wrong mask.
+        # Both sides of forward_error attend the same way, so it does not see a wrong mask.
         error_of_mask = mask_error(decoder, cache, tokens=2048, share=0.25) if cache.by_kernel else 0.0
     except Exception as problem:  # whatever an unknown structure may do, it must not end the worker
         return f"its layers cannot be run apart ({type(problem).__name__}: {problem})"
@@ -45,8 +47,8 @@ def unfit_reason(decoder: Decoder, cache: PagedCache, ranks: Ranks = ALONE) -> s
 
 @torch.inference_mode()
 def forward_error(decoder: Decoder, cache: PagedCache) -> float:
-    """Largest relative error, over layers, of our forward's K and V against the model's own forward, and of K
-    that is moved as stored K is."""
+    """Return the largest relative error, over layers, of our forward's K and V against the model's own
+    forward, and of K that is moved as stored K is."""
     ours = prefill_chunks(decoder, cache, [ChunkTokens("", tuple(_PROBE))])[0]
     ids = torch.tensor(_PROBE, device=cache.device)
     positions = np.arange(ids.numel())
@@ -75,8 +77,8 @@ def forward_error(decoder: Decoder, cache: PagedCache) -> float:
 
 @torch.inference_mode()
 def mask_error(decoder: Decoder, cache: PagedCache, tokens: int, share: float) -> float:
-    """Largest relative error, over the kinds of layers, of attention of random scattered rows over the paged
-    cache, against float32 on the CPU."""
+    """Return the largest relative error, over the kinds of layers, of attention of random scattered rows over
+    the paged cache, against float32 on the CPU."""
     first, device, pages = decoder.attentions[0], cache.device, cache.scratch([tokens])
     dtype = next(decoder.model.parameters()).dtype
     generator = torch.Generator().manual_seed(0)
@@ -92,7 +94,7 @@ def mask_error(decoder: Decoder, cache: PagedCache, tokens: int, share: float) -
     errors = {}
     for layer, attention in enumerate(decoder.attentions):
         scores = scores_of(attention)
-        if scores is None:  # as on a CPU alone
+        if scores is None:  # only on a CPU
             continue
         kind = scores.window, scores.soft_cap, scores.sinks is None
         if kind not in errors:
@@ -103,6 +105,6 @@ def mask_error(decoder: Decoder, cache: PagedCache, tokens: int, share: float) -
 
 
 def relative_error(value: torch.Tensor, reference: torch.Tensor) -> float:
-    """Norm of the difference over the norm of ``reference``."""
+    """Return the norm of the difference over the norm of ``reference``."""
     reference = reference.float()
     return float((value.float() - reference).norm() / reference.norm().clamp_min(1e-12))

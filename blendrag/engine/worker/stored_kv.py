@@ -12,7 +12,8 @@ from blendrag.load.layers import StoredLayer, StoredLayers
 
 
 class StoredKV:
-    """From a loader. Layers are asked for in ascending order; some may be left out."""
+    """The stored KV of one prompt, which a loader reads. Layers are asked for in ascending order; some may be
+    left out."""
 
     def __init__(self, forward: PromptForward, layers: StoredLayers) -> None:
         self._forward, self._layers = forward, layers
@@ -21,7 +22,8 @@ class StoredKV:
         self._places = forward.pages.places(forward.tokens.cached)
 
     def begin(self, first_layer: int) -> None:
-        """No layer below this one will be asked for. Called once, before any is."""
+        """Begin loading. No layer below ``first_layer`` will be asked for. Called once, before any other
+        method."""
         if self._forward.tokens.cached.size:
             self._layers.fetch_kv(first_layer)
 
@@ -39,15 +41,15 @@ class StoredKV:
         self._last = layer, self._layers.synchronize(layer)
 
     def at(self, layer: int) -> KV:
-        """The layer as it is stored, K before RoPE, to be compared with; it has arrived."""
+        """Return the layer as it is stored, K before RoPE, to compare with. It has to have arrived."""
         assert self._last is not None and self._last[0] == layer
         return self._last[1]
 
     def write(self, layer: int) -> KV:
-        """Write it to the pages; K moved to its positions, and V."""
+        """Write the layer to the pages, and return its K, moved to its positions, and V."""
         raw_key, value = self.at(layer)
         forward, begin = self._forward, time.perf_counter()
-        key = raw_key.clone()  # a check compares the raw one
+        key = raw_key.clone()  # a check compares the unmoved K
         key = forward.decoder.rotate_keys(layer, self._positions, key)
         forward.pages.write(layer, self._places, key, value)
         forward.watch.load_s += time.perf_counter() - begin

@@ -1,4 +1,5 @@
-"""An 8-bit float (e4m3) per number: K about the middle of each channel, V as it is, both scaled."""
+"""The codec with an 8-bit float (e4m3) per number: K about the middle of each channel, V as it is, both
+scaled."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ _SHIFT, _SIGN_TWICE, _SMALLER = 7, 1 << 14, 2.0**-8
 
 @register_codec("fp8")
 class Fp8(PartedCodec):
-    """K: middle + scale * number, of a channel. V: scale * number, of a token and head."""
+    """The 8-bit float codec. K: middle + scale * number, of a channel. V: scale * number, of a token and
+    head."""
 
     def parts(self, tokens: int) -> Sequence[Part]:
         channels, numbers = (self.heads, self.size), (tokens, self.heads, self.size)
@@ -52,6 +54,6 @@ def _scaled(numbers: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
 
 
 def _as_float16(numbers: torch.Tensor) -> torch.Tensor:
-    """e4m3 numbers times 2^-8, exactly."""
+    """Return e4m3 numbers times 2^-8, exactly."""
     bits = numbers.view(torch.int8).to(torch.int16)  # the sign fills the upper byte
     return bits.bitwise_left_shift_(_SHIFT).bitwise_and_(~_SIGN_TWICE).view(torch.float16)

@@ -1,4 +1,5 @@
-"""Half a byte per number, in groups of 32: K per channel over tokens, V per token over channels.
+"""The codec with half a byte per number, in groups of 32: K per channel over tokens, V per token over
+channels.
 
 KIVI's layout and group size (Liu et al. 2024, section 3). A group's least number and step take a bit per
 number. Groups of 64 would take half as much, for a third more divergence (``docs/codecs.md``).
@@ -18,7 +19,7 @@ GROUP = 32
 
 @register_codec("int4")
 class Int4(PartedCodec):
-    """Of each group, K and V alike: least + step * (0 to 15)."""
+    """The 4-bit codec. K and V of each group: least + step * (0 to 15)."""
 
     def parts(self, tokens: int) -> Sequence[Part]:
         of_keys = (_groups(tokens), self.heads, self.size)
@@ -42,7 +43,7 @@ class Int4(PartedCodec):
         self, numbers: torch.Tensor, dim: int, least: torch.Tensor, step: torch.Tensor, into: torch.Tensor
     ) -> None:
         length = numbers.shape[dim]
-        # The last one again until the last group is full: that leaves its range as it is.
+        # The last number is repeated until the last group is full: that leaves the group's range as it is.
         index = torch.arange(_groups(length) * GROUP, device=numbers.device).clamp_(max=length - 1)
         groups = numbers.index_select(dim, index).unflatten(dim, (-1, GROUP))
         low, high = extremes(groups, dim + 1)
@@ -71,7 +72,8 @@ class Int4(PartedCodec):
         )
 
     def _per_channel(self, groups: torch.Tensor) -> torch.Tensor:
-        """Copied out: PyTorch's kernel is ten times slower on what it has to broadcast within a row."""
+        """Return the numbers copied out: PyTorch's kernel is ten times slower if it has to broadcast within a
+        row."""
         return groups.repeat_interleave(GROUP, -1)[..., : self.size]
 
 
@@ -84,13 +86,14 @@ def _half(tokens: int) -> int:
 
 
 def _pack(counts: torch.Tensor, into: torch.Tensor) -> None:
-    """Whole numbers from 0 to 15, [tokens, heads, size]; tokens 2 i and 2 i + 1 share the bytes of row i."""
+    """Pack whole numbers from 0 to 15, [tokens, heads, size]: tokens 2 i and 2 i + 1 share the bytes of row
+    i."""
     into.copy_(counts[0::2])
     into[: len(counts) // 2] |= counts[1::2] << 4
 
 
 def _unpack(packed: torch.Tensor, tokens: int) -> torch.Tensor:
-    """The first ``tokens`` tokens of what was packed."""
+    """Return the first ``tokens`` tokens of what was packed."""
     pairs = packed[: _half(tokens)]
     counts = packed.new_empty(2 * len(pairs), *packed.shape[1:])
     torch.bitwise_and(pairs, 15, out=counts[0::2])

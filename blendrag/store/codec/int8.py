@@ -1,4 +1,4 @@
-"""A byte per number: K per channel, V per token and head (KIVI, Liu et al. 2024, section 3).
+"""The codec with a byte per number: K per channel, V per token and head (KIVI, Liu et al. 2024, section 3).
 
 Some channels of K are far larger than others for every token, so each has a range of its own, from its least
 to its greatest number in the chunk. V has no such channels; its ranges are a token's, symmetric about zero.
@@ -16,7 +16,7 @@ from blendrag.store.codec.parts import Part, PartedCodec, extremes, multiples
 
 @register_codec("int8")
 class Int8(PartedCodec):
-    """K: least + step * (0 to 255). V: step * (-127 to 127)."""
+    """The 8-bit integer codec. K: least + step * (0 to 255). V: step * (-127 to 127)."""
 
     def parts(self, tokens: int) -> Sequence[Part]:
         channels, numbers = (self.heads, self.size), (tokens, self.heads, self.size)

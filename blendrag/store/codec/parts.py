@@ -1,4 +1,4 @@
-"""What the lossy codecs share: rows made of aligned parts, and numbers as multiples of a step."""
+"""The base of the lossy codecs: rows made of aligned parts, and numbers as multiples of a step."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Part = tuple[Sequence[int], torch.dtype]
 
 
 class PartedCodec(Codec):
-    """A row is a sequence of arrays, each of which begins at a multiple of 16 bytes.
+    """A codec whose rows are sequences of arrays, each of which begins at a multiple of 16 bytes.
 
     Every array that has a dimension of tokens has it first, so that a prefix of the tokens is a slice of it.
     """
 
     @abstractmethod
     def parts(self, tokens: int) -> Sequence[Part]:
-        """Shape and dtype of each array of a row."""
+        """Return shape and dtype of each array of a row."""
 
     @abstractmethod
     def write(self, parts: Sequence[torch.Tensor], key: torch.Tensor, value: torch.Tensor) -> None:
@@ -30,12 +30,12 @@ class PartedCodec(Codec):
 
     @abstractmethod
     def read(self, parts: Sequence[torch.Tensor], key: torch.Tensor, value: torch.Tensor) -> None:
-        """``decode``, given the row's arrays."""
+        """Do as :meth:`decode`, given the row's arrays."""
 
     @property
     def limit(self) -> float:
-        """Larger magnitudes are stored as this one, which ``dtype`` has exactly. A range of twice this much,
-        and a step, are within ``dtype`` too, so what was finite stays finite."""
+        """Return the greatest magnitude that is stored; ``dtype`` has it exactly, and larger ones become it.
+        A range of twice this much, and a step, are within ``dtype`` too, so what was finite stays finite."""
         return torch.finfo(self.dtype).max / 4
 
     def row_bytes(self, tokens: int) -> int:
@@ -53,7 +53,7 @@ class PartedCodec(Codec):
         self.read(self._split(row, tokens), key, value)
 
     def step(self, size: torch.Tensor) -> torch.Tensor:
-        """Step sizes (float32) in ``dtype``, rounded up, so that the whole range is within reach."""
+        """Return step sizes (float32) in ``dtype``, rounded up, so that the whole range is within reach."""
         kind = torch.finfo(self.dtype)
         return (size * (1 + kind.eps / 2) + kind.smallest_normal * kind.eps / 2 * (size > 0)).to(self.dtype)
 
@@ -67,12 +67,14 @@ class PartedCodec(Codec):
 
 
 def extremes(numbers: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Least and greatest along ``dim``. PyTorch's kernel for both at once takes ten times as long on CPUs."""
+    """Return least and greatest along ``dim``. PyTorch's kernel for both at once takes ten times as long on
+    CPUs."""
     return numbers.amin(dim), numbers.amax(dim)
 
 
 def multiples(numbers: torch.Tensor, step: torch.Tensor, least: int, most: int) -> torch.Tensor:
-    """``numbers`` / ``step``, rounded to whole numbers from ``least`` to ``most``; 0 where the step is 0."""
+    """Return ``numbers`` / ``step``, rounded to whole numbers from ``least`` to ``most``; 0 where the step is
+    0."""
     divisor = torch.where(step == 0, 1, step.float())
     return (numbers / divisor).round_().clamp_(least, most)
 

@@ -1,4 +1,4 @@
-"""KV as the model computed it, bit for bit."""
+"""The codec that keeps KV as the model computed it, bit for bit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from blendrag.store.codec.interface import Codec, register_codec
 
 @register_codec("raw")
 class Raw(Codec):
-    """A row is K, then V, [tokens, heads, size] each, in the model's dtype."""
+    """The exact codec. A row is K, then V, [tokens, heads, size] each, in the model's dtype."""
 
     def row_bytes(self, tokens: int) -> int:
         return 2 * tokens * self.heads * self.size * self.dtype.itemsize

@@ -1,1 +1,1 @@
-"""Looking after an index that nobody has open: no engine, no model."""
+"""The maintenance of an index that nobody has open: no engine, no model."""

@@ -1,4 +1,4 @@
-"""An index that this process alone has open: the files of its KV, and the tiers elsewhere that have more."""
+"""An index that only this process has open: the files of its KV, and the tiers elsewhere that have more."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from blendrag.store.stack import TierSpec, primary_at
 from blendrag.store.tiers import Context, Tier, TierError, make_tier
 from blendrag.store.tiers.disk import LONGEST_WRITE_S, QUARANTINE, SUFFIX, TEMPORARY
 
-DATABASES = ("catalogue.sqlite", "ledger.sqlite", "chroma/chroma.sqlite3")  # of an index
+DATABASES = ("catalogue.sqlite", "ledger.sqlite", "chroma/chroma.sqlite3")  # an index has these
 
 _SHARD = re.compile(r"[0-9a-f]{2}")
 _RECORD = re.compile(rf"([0-9a-f]{{32}}){re.escape(SUFFIX)}")
@@ -28,7 +28,7 @@ _RECORD = re.compile(rf"([0-9a-f]{{32}}){re.escape(SUFFIX)}")
 
 @contextlib.contextmanager
 def disk_errors(what: str) -> Iterator[None]:
-    """Raises StoreFullError or StoreError, "what: reason", for an OSError inside."""
+    """Raise StoreFullError or StoreError, "what: reason", for an OSError inside."""
     try:
         yield
     except OSError as error:
@@ -50,25 +50,26 @@ class RecordFolder:
         return self.root / key[:2] / f"{key}{SUFFIX}"
 
     def shards(self) -> Iterator[tuple[str, dict[str, int]]]:
-        """For all two first digits that a key can have: the size of each record's file, by key."""
+        """Yield, for each pair of first digits that a key can have, the size of each record's file, by
+        key."""
         for number in range(256):
             name = f"{number:02x}"
             files = _files(self.root / name)
             yield name, {match[1]: file.st_size for at, file in files if (match := record_name(at, name))}
 
     def temporary(self) -> list[tuple[Path, int]]:
-        """Files that were being written when a process died, with their sizes."""
+        """Return the files that were being written when a process died, with their sizes."""
         folder, latest = self.root / TEMPORARY, time.time() - LONGEST_WRITE_S
         files = [one for one in _files(folder) if not self.shared or one[1].st_mtime < latest]
         return [(folder / name, file.st_size) for name, file in files]
 
     def quarantined(self) -> list[tuple[Path, int]]:
-        """Damaged records that were put aside, with their sizes."""
+        """Return damaged records that were put aside, with their sizes."""
         folder = self.root / QUARANTINE
         return [(folder / name, file.st_size) for name, file in _files(folder)]
 
     def strangers(self) -> Iterator[Path]:
-        """What lies among the KV and is not the store's."""
+        """Yield what lies among the KV and is not the store's."""
         with disk_errors(f"cannot read {str(self.root)!r}"), contextlib.suppress(FileNotFoundError):
             for entry in os.scandir(self.root):
                 if entry.name in (TEMPORARY, QUARANTINE):
@@ -83,7 +84,8 @@ class RecordFolder:
 
 @dataclass(frozen=True, slots=True)
 class ClosedIndex:
-    """Made by :func:`closed_index`. kv: the KV in its own folder; tiers may have theirs elsewhere."""
+    """An index that :func:`closed_index` has opened. kv: the KV in its own folder; tiers may have theirs
+    elsewhere."""
 
     root: Path
     catalogue: Catalogue
@@ -94,19 +96,19 @@ class ClosedIndex:
 
 
 def remove(path: Path) -> None:
-    """Raises StoreError."""
+    """Remove a file. Raises StoreError."""
     with disk_errors(f"cannot remove {str(path)!r}"):
         path.unlink(missing_ok=True)
 
 
 def record_name(file: str, shard: str) -> re.Match[str] | None:
-    """The key in the first group, if a file in this folder is a record's."""
+    """Return a match with the key as its first group, if a file in this folder is a record's."""
     return _RECORD.fullmatch(file) if file.startswith(shard) else None
 
 
 @contextlib.contextmanager
 def closed_index(folder: Path) -> Iterator[ClosedIndex]:
-    """The index in ``folder``, of whatever model, locked meanwhile.
+    """Open the index in ``folder``, of whatever model, and hold its lock inside.
 
     Raises StoreError if there is none, StoreInUseError if a process has it open.
     """
@@ -122,8 +124,8 @@ def closed_index(folder: Path) -> Iterator[ClosedIndex]:
 
 
 def record_folders(index: ClosedIndex, stack: Sequence[TierSpec]) -> list[RecordFolder]:
-    """The index's own folder, if the stack has it, and that of a primary tier elsewhere, if there can be one:
-    some engine has written to the index.
+    """Return the index's own folder, if the stack has it, and that of a primary tier elsewhere, if some
+    engine has written to the index.
 
     Raises ConfigError for a stack without a primary tier.
     """
@@ -137,7 +139,7 @@ def record_folders(index: ClosedIndex, stack: Sequence[TierSpec]) -> list[Record
 
 @contextlib.contextmanager
 def other_tiers(catalogue: Catalogue, stack: Sequence[TierSpec]) -> Iterator[list[Tier]]:
-    """Folders and servers of the stack, opened; none if no engine has written to the index yet.
+    """Open the stack's other folders and servers; none if no engine has written to the index yet.
 
     Raises ConfigError for a tier that cannot be used as it is described.
     """
@@ -157,7 +159,7 @@ def other_tiers(catalogue: Catalogue, stack: Sequence[TierSpec]) -> Iterator[lis
 
 
 def no_index(folder: Path | str) -> StoreError:
-    """The error for a folder that holds no index: with its neighbour's name, if it is nearly the same."""
+    """Return the error for a folder that holds no index, with the name of a similar neighbour."""
     root = Path(folder).expanduser().resolve()
     siblings = [p.name for p in root.parent.iterdir() if p.is_dir()] if root.parent.is_dir() else []
     close = difflib.get_close_matches(root.name, siblings, n=1)

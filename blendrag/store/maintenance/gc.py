@@ -1,4 +1,4 @@
-"""Collect garbage: give back the disk space that nothing needs any more."""
+"""The collection of garbage: give back the disk space that nothing needs any more."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from blendrag.store.tiers import Context, DiskTier, TierError, make_tier
 
 @dataclass(slots=True)
 class Freed:
-    """Files and bytes by what they were: "doomed" (their deletion was decided), "orphan" (the catalogue does
-    not want them), "half-written", "quarantined"; and bytes that the databases gave back.
+    """The files and bytes that were freed, by kind: "doomed" (their deletion was decided), "orphan" (the
+    catalogue does not want them), "half-written", "quarantined"; and bytes that the databases gave back.
 
-    left: chunks whose deletion was decided, and which are in a tier that cannot be written or reached now. A
+    left: chunks whose deletion was decided, but which are in a tier that cannot be written or reached now. A
     server's bytes are not known.
     """
 
@@ -36,7 +36,7 @@ class Freed:
 
     @property
     def total(self) -> int:
-        """Bytes."""
+        """Return the bytes of all kinds."""
         return sum(self.bytes.values())
 
     def to_dict(self) -> dict[str, Any]:
@@ -49,8 +49,8 @@ class Freed:
 
 def collect(index: ClosedIndex, stack: Sequence[TierSpec] = OWN_FOLDER, progress: Progress = SILENT) -> Freed:
     """Remove what is of no use, and compact the databases. What can still be used stays; so do the rows of
-    evicted chunks, whose documents are still answered from. A folder that other indexes may share loses no
-    record but those whose deletion was decided here.
+    evicted chunks, whose documents still serve answers. A folder that other indexes may share loses no record
+    but those whose deletion was decided here.
 
     Raises StoreError if a file cannot be removed, StoreFullError if there is no room to compact a database
     in (files are gone by then), ConfigError for a tier that cannot be used as it is described.
@@ -76,8 +76,8 @@ def collect(index: ClosedIndex, stack: Sequence[TierSpec] = OWN_FOLDER, progress
 
 
 def _bury(index: ClosedIndex, stack: Sequence[TierSpec], doomed: set[str], freed: Freed) -> int:
-    """Delete doomed records from where they may be: chunks that are still known left the primary tier only.
-    How many there are still."""
+    """Delete doomed records from wherever they may be; if their chunk is still known, only from the primary
+    tier. Returns how many are left."""
     released = doomed - index.catalogue.known(doomed)
     primary, left = primary_at(stack), set[str]()
     for at, spec in enumerate(stack):
@@ -88,11 +88,11 @@ def _bury(index: ClosedIndex, stack: Sequence[TierSpec], doomed: set[str], freed
 
 
 def _delete(index: ClosedIndex, spec: TierSpec, keys: set[str], freed: Freed) -> set[str]:
-    """Those of ``keys`` that the tier still has, or may have."""
+    """Delete records from a tier. Returns those of ``keys`` that it still has, or may have."""
     dtype = index.catalogue.dtype
     if not keys or dtype is None:  # no engine has written anywhere
         return set()
-    if spec.path is not None and not spec.path.expanduser().is_dir():  # not mounted now, say
+    if spec.path is not None and not spec.path.expanduser().is_dir():  # not mounted now, for example
         return keys
     unlimited = spec.model_copy(update={"bytes": None, "chunks": None})
     tier = make_tier(unlimited, Layout(index.catalogue.identity, dtype), Context(index.kv.root))

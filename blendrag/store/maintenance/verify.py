@@ -1,4 +1,5 @@
-"""Verify: is every record what it was when it was written, and does the catalogue say what is there?"""
+"""The verification of an index: is every record as it was written, and does the catalogue say what is
+there?"""
 
 from __future__ import annotations
 
@@ -28,10 +29,10 @@ _AT_ONCE = 4 << 20  # bytes in memory
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """damaged: the record's bytes are not those that were written. missing: the catalogue says it is there.
-    orphan: it is there, and the catalogue does not want it. half-written: a process died writing it.
-    stranger: not a file of the store. catalogue: the SQLite file itself is damaged.
-    """
+    """A problem that was found. damaged: the record's bytes are not those that were written. missing: the
+    catalogue says a record is there, and it is not. orphan: a record is there, and the catalogue does not
+    want it. half-written: a process died writing it. stranger: not a file of the store. catalogue: the SQLite
+    file itself is damaged."""
 
     kind: ProblemKind
     name: str
@@ -40,12 +41,11 @@ class Problem:
 
 @dataclass(slots=True)
 class VerifyReport:
-    """records, bytes: read and found sound. doomed: files whose deletion is decided and still to be done.
-    quarantined: damaged records put aside before. foreign: records in a shared folder that this index does
-    not want, and another one may. elsewhere: chunks that only other tiers have, which are not read here.
-    unasked: chunks that another tier may have, which could not be asked. repaired: problems that were dealt
-    with. counts: problems by kind; problems: the first thousand.
-    """
+    """The result of a verification. records, bytes: read and found sound. doomed: files whose deletion is
+    decided and still to be done. quarantined: damaged records put aside before. foreign: records in a shared
+    folder that this index does not want, and another one may. elsewhere: chunks that only other tiers have,
+    which are not read here. unasked: chunks that another tier may have, which could not be asked. repaired:
+    problems that were dealt with. counts: problems by kind; problems: the first thousand."""
 
     records: int = 0
     bytes: int = 0
@@ -60,7 +60,7 @@ class VerifyReport:
 
     @property
     def left(self) -> int:
-        """How many problems are still there; a stranger is named, and does no harm."""
+        """Return how many problems are still there. A stranger is reported, but does no harm."""
         return self.counts.total() - self.counts["stranger"] - self.repaired
 
     def to_dict(self) -> dict[str, Any]:
@@ -68,9 +68,10 @@ class VerifyReport:
 
 
 class Verifier:
-    """Reads every record of an index once, a few layers at a time. Memory does not grow with the index.
+    """A verifier that reads every record of an index once, a few layers at a time. Memory does not grow with
+    the index.
 
-    stack: where its KV is: own folder and primary tier are read. others: tiers that may have what is in
+    stack: where its KV is; own folder and primary tier are read. others: tiers that may have what is in
     neither.
     repair: damaged records are put aside, orphans and half-written files deleted, and chunks whose KV is gone
     made pending, so that the next ingest prefills them. Strangers and the catalogue's file are left alone.
@@ -89,7 +90,7 @@ class Verifier:
         self._catalogue = index.catalogue
         self._report = VerifyReport()
         self._buffer = torch.empty(0, dtype=torch.uint8)
-        dtype = self._catalogue.dtype or "float32"  # none: no engine has written, every record is an orphan
+        dtype = self._catalogue.dtype or "float32"  # None: no engine has written, every record is an orphan
         layout = Layout(self._catalogue.identity, dtype)
         self._folders = {
             folder: DiskTier(TierSpec(kind="disk"), layout, folder.root)
@@ -97,7 +98,8 @@ class Verifier:
         }
 
     def run(self) -> VerifyReport:
-        """Raises StoreError if a file cannot be read for another reason than its contents, or not removed."""
+        """Verify the index. Raises StoreError if a file cannot be removed, or cannot be read for another
+        reason than its contents."""
         report, index = self._report, self._index
         self._progress.total(self._catalogue.totals().bytes)
         for line in check(index.root / "catalogue.sqlite"):
@@ -117,7 +119,7 @@ class Verifier:
         return report
 
     def _rest(self, folder: RecordFolder) -> None:
-        """What is not a record."""
+        """Look at the files that are no records."""
         self._report.quarantined += len(folder.quarantined())
         for path, _ in folder.temporary():
             self._add("half-written", path.name)
@@ -133,7 +135,7 @@ class Verifier:
             self._report.problems.append(Problem(kind, name, detail))
 
     def _shard(self, folder: RecordFolder, there: set[str], ready: set[str], doomed: set[str]) -> None:
-        # Written, and the process died before the catalogue heard of it: the next opening takes it in.
+        # The process died after writing it, before the catalogue knew: the next opening takes it in.
         pending = self._catalogue.pending_among(there - ready)
         orphans = there - ready - pending - doomed
         if folder.shared:
@@ -165,7 +167,7 @@ class Verifier:
         self._requeue([key])
 
     def _find(self, keys: set[str]) -> None:
-        """Ready chunks that are in none of the folders."""
+        """Look for ready chunks that are in none of the folders."""
         left = sorted(keys)
         for tier in self._others:
             try:
@@ -185,7 +187,7 @@ class Verifier:
             self._report.repaired += len(keys)
 
     def _read(self, tier: DiskTier, key: str) -> int:
-        """Bytes of the record. Raises DamagedError."""
+        """Read a record, and return its bytes. Raises DamagedError."""
         opened = tier.open([key]).get(key)
         if isinstance(opened, DamagedError):
             raise opened
@@ -211,6 +213,6 @@ class Verifier:
 
 
 def _read_ahead(path: Path) -> None:
-    """Have the disk busy with the next record while this one's checksums are computed."""
+    """Have the disk read the next record while this one's checksums are computed."""
     with contextlib.suppress(OSError, AttributeError), path.open("rb") as file:  # not on every system
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)

@@ -1,4 +1,4 @@
-"""Where records are kept: one interface, one registry, one file per kind of tier."""
+"""The tiers where records are kept: one interface, one registry, one file per kind of tier."""
 
 from blendrag.store.stack import TierSpec
 from blendrag.store.tiers import object, redis  # noqa: F401  (each registers itself)

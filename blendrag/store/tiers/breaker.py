@@ -8,8 +8,9 @@ from collections.abc import Callable
 
 
 class Breaker:
-    """Closed: calls may go ahead. ``failure`` opens it for ``cooldown_s``: none may. After that one call, the
-    probe, finds out whether the server is back: ``success`` closes it, ``failure`` opens it again.
+    """A circuit breaker. Closed: calls may go ahead. ``failure`` opens it for ``cooldown_s``: none may. After
+    that, one call, the probe, finds out whether the server is back: ``success`` closes it, ``failure`` opens
+    it again.
 
     Thread-safe. A call that was admitted has to end in ``success`` or ``failure``. clock: seconds that never
     go backwards.
@@ -22,7 +23,7 @@ class Breaker:
         self._probing = False
 
     def admits(self) -> bool:
-        """Whether a call may be made now."""
+        """Return whether a call may be made now."""
         with self._lock:
             if self._until is None:
                 return True
@@ -32,11 +33,11 @@ class Breaker:
             return True
 
     def success(self) -> None:
-        """A call was answered."""
+        """Note that a call was answered."""
         with self._lock:
             self._until, self._probing = None, False
 
     def failure(self) -> None:
-        """A call was not answered, or not in a way that makes sense."""
+        """Note that a call was not answered, or not in a way that makes sense."""
         with self._lock:
             self._until, self._probing = self._clock() + self._cooldown_s, False

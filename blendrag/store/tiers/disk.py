@@ -28,7 +28,8 @@ _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 @register_tier("disk")
 class DiskTier(LocalTier):
-    """Files in ``root``, sharded by the first two digits of the key, mode 0600 in folders of mode 0700.
+    """A tier of files in ``root``, sharded by the first two digits of the key, mode 0600 in folders of mode
+    0700.
 
     Rows are read by position into the caller's buffer, so there is no second copy; a mapped file would save
     none, and kill the process if somebody cut it off.
@@ -61,12 +62,12 @@ class DiskTier(LocalTier):
         return cls(spec, layout, spec.path.expanduser() / layout.digest, None, context.on_evict)
 
     def path(self, key: str) -> Path:
-        """Where a record's file is, or would be."""
+        """Return the path that a record's file has, or would have."""
         return self._root / key[:2] / f"{key}{SUFFIX}"
 
     def sweep(self) -> None:
-        """Remove what a crash left half-written. In a folder that others may write to, only what is older
-        than any write takes."""
+        """Remove what a crash left half-written. In a folder that others may write to, remove only what is
+        older than any write takes."""
         shared = self.spec.path is not None
         with contextlib.suppress(OSError):
             for file in os.scandir(self._root / TEMPORARY):
@@ -231,7 +232,7 @@ class _File:
 def _trouble(key: str, error: OSError) -> Exception:
     if error.errno == errno.EIO:
         return DamagedError(f"{key}: {error.strerror}")
-    return TierError(f"{key}: {error.strerror}")  # too many open files, say: no reason to drop the record
+    return TierError(f"{key}: {error.strerror}")  # too many open files, perhaps: no reason to drop the record
 
 
 def _count(found: Mapping[str, object], kind: type) -> int:

@@ -1,4 +1,4 @@
-"""The storage tier axis: what the store asks of RAM, disk, and servers elsewhere."""
+"""The interface of tiers: what the store asks of RAM, disk, and servers elsewhere."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ class Opened:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Read:
-    """Rows [first, last) of an opened record are wanted. into: uint8 [last - first, row], where a tier that
-    has to copy anyway puts them."""
+    """A request for rows [first, last) of an opened record. into: uint8 [last - first, row], where a tier
+    that has to copy anyway puts them."""
 
     opened: Opened
     first: int
@@ -71,15 +71,15 @@ class Read:
 
 
 Found = Callable[[], Iterable[tuple[str, int]]]
-"""Tells (key, bytes) of the records that are there, least recently used first."""
+"""A function that returns (key, bytes) of the records that are there, least recently used first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a tier on this machine has to know of its index.
+    """The facts of its index that a tier on this machine has to know.
 
-    folder: of the files of a disk tier without a path of its own. found: what is in it; None: it is searched.
-    on_evict: see LocalTier.
+    folder: for the files of a disk tier without a path of its own. found: what is in it; None: it is
+    searched. on_evict: see LocalTier.
     """
 
     folder: Path
@@ -88,11 +88,11 @@ class Context:
 
 
 class Tier(ABC):
-    """Keeps records. Thread-safe. ``group``: layers that are best asked for at once (more where a call is
-    slow)."""
+    """The interface of a tier, which keeps records. Thread-safe. ``group``: layers that are best asked for at
+    once (more where a call is slow)."""
 
     group: int = 1
-    local: bool = True  # whether a call can hang on somebody else's machine
+    local: bool = True  # False: a call can hang on another machine
 
     def __init__(self, spec: TierSpec, layout: Layout) -> None:
         self.spec, self.layout, self.name = spec, layout, spec.label
@@ -101,25 +101,26 @@ class Tier(ABC):
 
     @classmethod
     def make(cls, spec: TierSpec, layout: Layout, context: Context) -> Tier:
-        """The tier that ``spec`` describes. Raises ConfigError (a url that cannot be used), StoreError. A
-        server is not asked yet."""
+        """Make the tier that ``spec`` describes. Raises ConfigError (a url that cannot be used), StoreError.
+        A server is not asked yet."""
         return cls(spec, layout)
 
     @property
     def counted(self) -> bool:
-        """Whether its statistics' ``chunks`` and ``bytes`` are all that it holds."""
+        """Return whether ``chunks`` and ``bytes`` of its statistics are all that it holds."""
         return False
 
     @abstractmethod
     def open(self, keys: Sequence[str]) -> Mapping[str, Opened | Exception]:
-        """Those of ``keys`` that are there, each opened, or with the DamagedError or TierError of its own.
+        """Open those of ``keys`` that are there. Each is opened, or has the DamagedError or TierError of its
+        own.
 
         Counts hits and misses. Raises TierError if the tier as a whole fails.
         """
 
     @abstractmethod
     def read(self, wanted: Sequence[Read]) -> list[torch.Tensor]:
-        """The rows of each, as uint8 [last - first, row], not verified: in ``into``, or where they lie
+        """Return the rows of each, as uint8 [last - first, row], not verified: in ``into``, or where they are
         already.
 
         Raises DamagedError (cut off meanwhile), GoneError, TierError.
@@ -134,11 +135,11 @@ class Tier(ABC):
 
     @abstractmethod
     def delete(self, keys: Iterable[str]) -> int:
-        """Drop records; how many there were. Raises TierError."""
+        """Drop records. Returns how many there were. Raises TierError."""
 
     @abstractmethod
     def has(self, keys: Iterable[str]) -> set[str]:
-        """Those of ``keys`` that are there. Counts nothing. Raises TierError."""
+        """Return those of ``keys`` that are there. Counts nothing. Raises TierError."""
 
     def stats(self) -> dict[str, int]:
         with self._lock:
@@ -159,7 +160,7 @@ register_tier = TIERS.register
 
 
 def make_tier(spec: TierSpec, layout: Layout, context: Context) -> Tier:
-    """:meth:`Tier.make` of the kind that ``spec`` names, as slow as it says."""
+    """Make a tier of the kind that ``spec`` names (:meth:`Tier.make`), as slow as it says."""
     tier = TIERS[spec.kind].make(spec, layout, context)
     return throttle(tier, spec.throttle) if spec.throttle else tier
 

@@ -1,4 +1,4 @@
-"""Limits and eviction, for the tiers of this machine."""
+"""Limits and eviction for the tiers of this machine."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class LocalTier(Tier):
         self._expected: OrderedDict[str, Use] = OrderedDict()  # of chunks that may come from another tier
         self._writing = threading.Lock()
         self.parents: Mapping[str, str] = {}
-        """Of records that form a tree: by key, that of the record that one stands behind. Only leaves leave,
-        and nothing comes in whose parent is not here (RAGCache, section 5.1)."""
-        self._children: Counter[str] = Counter()  # how many of a record's are held
-        self._counted: dict[str, str] = {}  # for which parent a record is
+        """The parents of records that form a tree: by key, the key of the record that it stands behind. Only
+        leaves may leave, and a record comes in only if its parent is here (RAGCache, section 5.1)."""
+        self._children: Counter[str] = Counter()  # how many children of a record are held
+        self._counted: dict[str, str] = {}  # the parent that counts a record
 
     @property
     def counted(self) -> bool:
@@ -72,7 +72,7 @@ class LocalTier(Tier):
                 self._make_room(0, new=0)
 
     def noticed(self, key: str, size: int) -> None:
-        """A record that was not known to be here is: a crash came before that was said."""
+        """Note a record that was not known to be here: a crash came before it was noted."""
         if self._sizes is not None and key not in self._sizes:
             self._note(key, size)
 
@@ -85,9 +85,9 @@ class LocalTier(Tier):
         return dropped
 
     def used(self, uses: Sequence[tuple[str, Use]]) -> None:
-        """A prompt used these chunks, wherever it found them: tell the policy, in this order.
+        """Tell the policy that a prompt used these chunks, wherever it found them, in this order.
 
-        What is not here and comes soon comes because of that use.
+        A chunk that is not here and comes soon comes because of that use.
         """
         if self._sizes is None:
             return
@@ -116,27 +116,27 @@ class LocalTier(Tier):
 
     @abstractmethod
     def _found(self) -> Iterable[tuple[str, int]]:
-        """(key, size) of what was there when the tier was opened, least recently used first."""
+        """Return (key, size) of what was there when the tier was opened, least recently used first."""
 
     @abstractmethod
     def _write(self, record: Record) -> None:
         """Keep the record, wholly or not at all. Raises StoreFullError, StoreError."""
 
     def _check_removable(self, key: str) -> None:
-        """Raise StoreError if the record cannot be removed now: then nothing is evicted for nothing."""
+        """Raise StoreError if the record cannot be removed now, before others are evicted in vain."""
 
     @abstractmethod
     def _remove(self, key: str) -> bool:
-        """Drop the record; whether it was there."""
+        """Drop the record. Returns whether it was there."""
 
     def _size(self, record: Record) -> int:
-        """Bytes the record takes here."""
+        """Return the bytes that the record takes here."""
         return record.head.nbytes
 
     # -- books --------------------------------------------------------------------------------------------
 
     def _books(self) -> dict[str, int] | None:
-        """Sizes by key; None while nobody needs them."""
+        """Return sizes by key; None while nobody needs them."""
         if self._sizes is None and self.spec.evicts:
             with self._lock:
                 if self._sizes is None:
@@ -182,7 +182,7 @@ class LocalTier(Tier):
                 del self._children[parent]
 
     def _make_room(self, size: int, new: int = 1, parent: str | None = None) -> None:
-        """parent: of the record that comes, which stays."""
+        """Evict until a record of this size fits. parent: the one of the record that comes; it stays."""
         while self._over(size, new):
             victim = self._victim(parent)
             if victim is None:
@@ -211,5 +211,5 @@ class LocalTier(Tier):
 
 
 def _now() -> Use:
-    """A use of which only the time is known."""
+    """Return a use of which only the time is known."""
     return Use(at=time.monotonic())

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 _PIECE = 1 << 20  # bytes of an answer that are taken at once
 _CONCURRENT = 32  # requests
 _SCHEMES = ("s3://", "gs://", "az://", "file:///", "memory://")
-# What of ``options`` is for the HTTP client. The rest is for the store: its region, endpoint, credentials.
+# The ``options`` that are for the HTTP client. The others are for the store: its region, endpoint,
+# credentials.
 _CLIENT = {
     "allow_http",
     "allow_invalid_certificates",
@@ -37,14 +38,15 @@ T = TypeVar("T")
 
 @register_tier("object")
 class ObjectTier(RemoteTier):
-    """``{prefix}/{layout}/{first two digits of the key}/{key}.safetensors`` holds a record.
+    """A tier in an object store. ``{prefix}/{layout}/{first two digits of the key}/{key}.safetensors`` holds
+    a record.
 
     The requests of a call run at the same time, in an event loop with a thread of its own. Rows are read from
     the version of the object that was opened, and from no other.
     """
 
     def __init__(self, spec: TierSpec, layout: Layout) -> None:
-        """Raises ConfigError for a url or options that cannot be used."""
+        """Set up the store. Raises ConfigError for a url or options that cannot be used."""
         super().__init__(spec, layout)
         self._store = _open_store(spec)
         self._loop = asyncio.new_event_loop()
@@ -104,7 +106,8 @@ class ObjectTier(RemoteTier):
     async def _get(
         self, key: str, begin: int, into: memoryview, version: str | None
     ) -> tuple[int, int, str | None]:
-        """Fill ``into`` from an object, as far as it goes: how far that is, the object's size and version."""
+        """Fill ``into`` from an object, as far as it goes. Returns how far that is, the object's size and
+        version."""
         from obstore.exceptions import PermissionDeniedError, PreconditionError
 
         options: dict[str, Any] = {"range": (begin, begin + len(into))}
@@ -150,7 +153,8 @@ class ObjectTier(RemoteTier):
         return {key for key, there in zip(keys, self._all(has, keys, 0), strict=True) if there}
 
     def _all(self, ask: Callable[[Any], Coroutine[Any, Any, T]], of: Iterable[Any], nbytes: int) -> list[T]:
-        """The answers for each, in the time that a call of so many bytes has. The first error ends all."""
+        """Return the answers for each, in the time that a call of so many bytes has. The first error ends
+        all."""
 
         async def limited(one: Any) -> T:
             async with self._slots:
@@ -186,7 +190,7 @@ async def _cancel_others() -> None:
 
 
 def _is_panic(error: BaseException) -> bool:
-    """Whether obstore's native part failed where it was not meant to: then its error is no Exception."""
+    """Return whether obstore's native part failed unexpectedly: then its error is no Exception."""
     return type(error).__name__ == "PanicException"
 
 
@@ -195,7 +199,7 @@ def _open_store(spec: TierSpec) -> ObjectStore:
 
     url = spec.url or ""
     client: Any = {name: value for name, value in spec.options.items() if name in _CLIENT}
-    client["timeout"] = timedelta(minutes=5)  # ours is shorter, and knows how much is moved
+    client["timeout"] = timedelta(minutes=5)  # our own limit is shorter, and knows how much is moved
     config: Any = {name: value for name, value in spec.options.items() if name not in _CLIENT}
     try:
         if not url.startswith(_SCHEMES) or "@" in url:
@@ -217,7 +221,8 @@ def _open_store(spec: TierSpec) -> ObjectStore:
 
 
 def _retry(spec: TierSpec) -> RetryConfig:
-    """One, at once, for what failed at once: a busy server, a closed connection. None after a timeout."""
+    """Return the policy of retries: one, at once, for what failed at once: a busy server, a closed
+    connection. None after a timeout."""
     pause = timedelta(milliseconds=10)
     return {
         "max_retries": 1,

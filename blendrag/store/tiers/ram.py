@@ -14,8 +14,8 @@ from blendrag.store.tiers.local import LocalTier
 
 @register_tier("ram")
 class RamTier(LocalTier):
-    """Records as they came, verified already; their rows are handed out without a copy. Of a record with
-    several shards, those that this process reads."""
+    """A tier of whole records in memory, as they came, verified already. Their rows are handed out without a
+    copy. Of a record with several shards, it keeps those that this process reads."""
 
     def __init__(self, spec: TierSpec, layout: Layout, on_evict: Callable[[str], None] | None = None) -> None:
         super().__init__(spec, layout, on_evict)
@@ -27,7 +27,7 @@ class RamTier(LocalTier):
         return cls(spec, layout, context.on_evict)
 
     def admits(self, nbytes: int) -> bool:
-        """Whether a record of so many bytes could be kept at all."""
+        """Return whether a record of so many bytes could be kept at all."""
         return self.spec.chunks != 0 and (self.spec.bytes is None or nbytes <= self.spec.bytes)
 
     def open(self, keys: Sequence[str]) -> Mapping[str, Opened | Exception]:

@@ -28,14 +28,14 @@ Command = tuple[str | bytes | int, ...]
 
 @register_tier("redis")
 class RedisTier(RemoteTier):
-    """``blendrag:{layout}:{key}`` holds a record.
+    """A tier in Valkey or Redis. ``blendrag:{layout}:{key}`` holds a record.
 
     A record that is there is not written again: the content is the same, and somebody may be reading it.
     Every call is one round trip on one connection of a pool, without retries. The first call connects.
     """
 
     def __init__(self, spec: TierSpec, layout: Layout) -> None:
-        """Raises ConfigError for a url that is none."""
+        """Make the pool of connections. Raises ConfigError for a url that is none."""
         super().__init__(spec, layout)
         assert spec.url is not None
         self._limits = _Limits()
@@ -114,7 +114,8 @@ class RedisTier(RemoteTier):
         return numbers
 
     def _ask(self, commands: Sequence[Command], payload: int, sent: int = 0) -> list[Any]:
-        """The replies, errors among them, to commands whose replies carry at most ``payload`` bytes."""
+        """Return the replies, errors among them, to commands whose replies carry at most ``payload``
+        bytes."""
         from redis.exceptions import ResponseError
 
         self._limits.begin(self._seconds(payload + sent), payload + _PER_REPLY * (len(commands) + 1))
@@ -128,7 +129,7 @@ class RedisTier(RemoteTier):
                 except ResponseError as error:
                     replies.append(error)
         except BaseException:
-            connection.disconnect()  # the rest of the replies would be taken for those of the next commands
+            connection.disconnect()  # the rest of the replies would be taken for the next commands'
             raise
         finally:
             self._pool.release(connection)
@@ -136,7 +137,7 @@ class RedisTier(RemoteTier):
 
 
 def _refusal(key: str, error: Exception) -> Exception:
-    """An error that the server gave as its answer."""
+    """Return the exception for an error that the server gave as its answer."""
     if str(error).startswith("WRONGTYPE"):
         return DamagedError(f"{key}: not a string")
     return TierError(f"{key}: {describe(error)}")
@@ -148,7 +149,7 @@ def _pool(spec: TierSpec, limits: _Limits) -> ConnectionPool:
     from redis.retry import Retry
 
     class Guarded:
-        """Mixed into a connection: its socket keeps to the limits of the call that uses it."""
+        """A mixin for a connection: its socket keeps to the limits of the call that uses it."""
 
         def _connect(self) -> _Socket:
             return _Socket(super()._connect(), limits)  # type: ignore[misc]
@@ -159,7 +160,7 @@ def _pool(spec: TierSpec, limits: _Limits) -> ConnectionPool:
             raise ValueError("no such scheme")
         pool = ConnectionPool.from_url(
             url,
-            protocol=2,  # what Valkey, and Redis of any age, speak; it is all that strings need
+            protocol=2,  # Valkey, and Redis of any age, speak it; it is all that strings need
             socket_timeout=spec.timeout_s,
             socket_connect_timeout=spec.timeout_s,
             socket_read_size=_READ_SIZE,
@@ -179,7 +180,7 @@ def _pool(spec: TierSpec, limits: _Limits) -> ConnectionPool:
 
 
 class _Limits(threading.local):
-    """What the call that a thread is making may take: time, and bytes received."""
+    """The limits of the call that a thread is making: time, and bytes received."""
 
     until = 0.0
     left = 0

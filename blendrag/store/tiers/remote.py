@@ -1,4 +1,4 @@
-"""What tiers on servers have in common: opening records from their first bytes, and surviving the server."""
+"""The base of tiers on servers: opening records from their first bytes, and surviving the server."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _log = logging.getLogger(__name__)
 
 
 class GarbageError(Exception):
-    """An answer that breaks the protocol."""
+    """The error for an answer that breaks the protocol."""
 
 
 @dataclass(frozen=True, slots=True)
 class First:
-    """The first bytes of a record on a server, its size as the server says it, and which version this is."""
+    """The first bytes of a record on a server, its size as the server says it, and its version."""
 
     data: bytes
     size: int
@@ -44,7 +44,7 @@ class First:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the rows of an opened record begin, and in which version of it."""
+    """The place where the rows of an opened record begin, and the version of the record."""
 
     begin: int
     version: str | None
@@ -54,8 +54,8 @@ class RemoteTier(Tier):
     """A tier on a server that others share. Limits are the server's business: nothing is evicted from here.
 
     A subclass talks to its server in ``_first``, ``_rows``, ``_put``, ``_delete`` and ``_has``, and may raise
-    there whatever its library raises: that means that the server cannot be used, and opens the breaker. A
-    TierError or DamagedError raised there is an answer: it does not.
+    its library's errors there: they mean that the server cannot be used, and open the breaker. A TierError or
+    DamagedError raised there is an answer, and does not.
     """
 
     local = False
@@ -69,7 +69,8 @@ class RemoteTier(Tier):
 
     @abstractmethod
     def _first(self, wanted: Mapping[str, int]) -> Mapping[str, First | Exception]:
-        """The first so many bytes of each of these records that is there (all of it, if it is shorter)."""
+        """Return the first so many bytes of each of these records that is there (all of it, if it is
+        shorter)."""
 
     @abstractmethod
     def _rows(self, wanted: Sequence[Read]) -> None:
@@ -77,7 +78,7 @@ class RemoteTier(Tier):
 
     @abstractmethod
     def _put(self, record: Record) -> None:
-        """Raises StoreFullError, TierError."""
+        """Store the record. Raises StoreFullError, TierError."""
 
     @abstractmethod
     def _delete(self, keys: Sequence[str]) -> int: ...
@@ -136,7 +137,7 @@ class RemoteTier(Tier):
         return set().union(*self._in_batches(self._has, keys))
 
     def _in_batches(self, ask: Callable[[Sequence[str]], T], keys: Iterable[str]) -> Iterator[T]:
-        """Each a call of its own, with a call's time."""
+        """Ask for the keys in batches, each in a call of its own, with a call's time."""
         left = iter(keys)
         while batch := list(itertools.islice(left, _BATCH)):
             with self._call():
@@ -147,7 +148,7 @@ class RemoteTier(Tier):
 
     @contextmanager
     def _call(self) -> Iterator[None]:
-        """Around all that is asked of the server: what fails becomes a TierError, and opens the breaker."""
+        """Guard all that is asked of the server: what fails becomes a TierError, and opens the breaker."""
         if not self._breaker.admits():
             self.count(refused=1)
             raise TierError(f"{self.name}: not asked, it failed less than {self.spec.cooldown_s:g} s ago")
@@ -166,24 +167,24 @@ class RemoteTier(Tier):
             reason = f"{self.name}: {describe(error)}"
             _log.warning("%s; left alone for %g s", reason, self.spec.cooldown_s)
             raise TierError(reason) from None  # the cause may show what is secret
-        except BaseException:  # Ctrl-C, say: nothing is known, and a probe must not stay out for ever
+        except BaseException:  # Ctrl-C, for example: nothing is known, and a probe must not stay out for ever
             self._breaker.failure()
             raise
         else:
             self._breaker.success()
 
     def _seconds(self, nbytes: int) -> float:
-        """How long a call may take that moves so many bytes."""
+        """Return how long a call may take that moves so many bytes."""
         return self.spec.timeout_s + nbytes / _SLOWEST
 
 
 def describe(error: BaseException) -> str:
-    """An error's class and the first line of its message, without what a URL may carry beside the address."""
+    """Return an error's class and the first line of its message, without secrets that a URL may carry."""
     line = (str(error).strip().splitlines() or [""])[0]
     line = re.sub(r"//[^\s/]*@", "//", re.sub(r"\?\S+", "?...", line))
     return f"{type(error).__name__}: {line[:_MOST_TEXT]}".removesuffix(": ")
 
 
 def public(url: str) -> str:
-    """A URL as it may be shown: without user, password and query."""
+    """Return a URL as it may be shown: without user, password and query."""
     return re.sub(r"//.*@", "//", url).partition("?")[0]
