@@ -110,6 +110,7 @@ def test_text_under_the_suffix_of_a_document_is_refused_with_a_reason(suffix: st
         (b"SQLite format 3\0" + bytes(100), "binary|broken"),
         (pickle.dumps({"text": "text"}), "binary|broken"),
     ],
+    ids=["OLE", "RTF", "ZIP", "gzip", "bzip2", "xz", "PNG", "SQLite", "pickle"],  # some hold the time
 )
 def test_what_is_no_text_is_refused_with_a_reason_under_any_suffix(
     data: bytes, reason: str, suffix: str
