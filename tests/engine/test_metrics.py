@@ -131,8 +131,6 @@ def test_report_of_a_request_that_has_ended_is_dropped(bench: Bench) -> None:
     config = SimpleNamespace(
         kv_transfer_config=SimpleNamespace(kv_connector_extra_config={}),
         cache_config=SimpleNamespace(enable_prefix_caching=True, block_size=128),
-        scheduler_config=SimpleNamespace(async_scheduling=False),
-        use_v2_model_runner=False,
     )
     connector = BlendConnector(config, KVConnectorRole.SCHEDULER, None)
     request: Any = SimpleNamespace(
@@ -150,6 +148,6 @@ def test_report_of_a_request_that_has_ended_is_dropped(bench: Bench) -> None:
     connector.update_connector_output(
         SimpleNamespace(kv_connector_worker_meta=reports, invalid_block_ids=set())
     )
-    assert not connector._results and not connector._ordered
+    assert not connector._asked and not connector._blending
     stats = connector.get_kv_connector_stats()
     assert stats is not None and stats.data["blendrag_requests"] == {"fallback": 1}
