@@ -33,7 +33,7 @@ def opened_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str) ->
     monkeypatch.setattr(module.StoreClient, "open", opened)
     limited = {"kind": "ram", "bytes": 3 * RECORD, "policy": policy}
     settings = Settings.load(
-        cache_dir=tmp_path / "cache", controller=False, tiers=[limited, {"kind": "disk", "policy": policy}]
+        cache_dir=tmp_path / "cache", tiers=[limited, {"kind": "disk", "policy": policy}]
     )
     engine: Any = SimpleNamespace(blends=True, facts=FACTS, release=lambda: None, alive=True)
     session = EngineSession(tmp_path / "kv", settings, LAYOUT.identity, engine=lambda *_: engine)

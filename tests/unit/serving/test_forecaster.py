@@ -232,7 +232,8 @@ def test_policies_that_ignore_forecasts_are_given_none() -> None:
 def test_predictor_runs_beside_an_engine_for_policies_that_ask_it(
     tmp_path: Path, settings: Settings, model_dir: Path, monkeypatch: pytest.MonkeyPatch, policy: str
 ) -> None:
-    own = settings.model_copy(update={"model": str(model_dir), "eviction": policy})
+    tiers = TierSpec(kind="ram", bytes=1 << 20, policy=policy), TierSpec(kind="disk", policy=policy)
+    own = settings.model_copy(update={"model": str(model_dir), "tiers": tiers})
     library = Library(tmp_path / "kv", own)
     library._forecast()
     assert library.forecaster is None and not predictors(), "no engine runs"
