@@ -18,6 +18,8 @@ def test_report_without_checks_does_not_pass() -> None:
 def test_hard_links_that_llama_index_would_refuse_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    import nltk.data  # noqa: F401  (it keeps what the variable says when it is first imported)
+
     file = tmp_path / "corpora" / "stopwords"
     file.parent.mkdir()
     file.write_text("the")
