@@ -12,6 +12,7 @@ import errno
 import io
 import json
 import os
+import random
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -64,8 +65,18 @@ def load_tokenizer(model: Path) -> Any:
     return _load_tokenizer(model, tuple((name, facts.st_mtime_ns, facts.st_size) for name, facts in files))
 
 
+def import_rich() -> None:
+    """Import what transformers and vLLM will, without the draw from the program's random numbers that this
+    takes: a program that has set a seed relies on the numbers that follow."""
+    state = random.getstate()
+    import rich.style  # noqa: F401
+
+    random.setstate(state)
+
+
 @lru_cache(maxsize=4)
 def _load_tokenizer(model: Path, state: tuple[tuple[str, int, int], ...]) -> Any:
+    import_rich()
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(str(model))

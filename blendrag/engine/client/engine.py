@@ -26,7 +26,6 @@ from blendrag.engine.client.launch import (
     engine_args,
     engine_environment,
     engine_key,
-    import_rich,
     main_not_imported_again,
 )
 from blendrag.engine.client.requirement import check_vllm, require_vllm
@@ -36,7 +35,7 @@ from blendrag.engine.operations import EngineFacts
 from blendrag.engine.start_error import kept, one_line
 from blendrag.errors import EngineBusyError, EngineClosedError, EngineError, EngineStartError
 from blendrag.machine import warn_of_emulation, warn_of_idle_gpu
-from blendrag.models import Tell, quantisation, resolve_model
+from blendrag.models import Tell, import_rich, quantisation, resolve_model
 from blendrag.settings import Settings
 
 # vLLM kills what has not ended by then, which leaves shared memory behind. An idle machine needs 5 seconds.

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import sys
 import tempfile
 from collections.abc import Collection, Iterator
@@ -149,15 +148,6 @@ def _cores_of_ranks(ranks: int) -> list[str]:
     each = len(cores) // ranks
     parts = [cores[rank * each : (rank + 1) * each] or [cores[rank % len(cores)]] for rank in range(ranks)]
     return [",".join(map(str, part)) for part in parts]
-
-
-def import_rich() -> None:
-    """Import what vLLM will import, without the draw from the program's random numbers that this takes: a
-    program that has set a seed relies on the numbers that follow."""
-    state = random.getstate()
-    import rich.style  # noqa: F401
-
-    random.setstate(state)
 
 
 _imported: dict[str, str] = {}

@@ -20,5 +20,7 @@ def as_langchain_has_them() -> Iterator[None]:
     """Raise what is raised inside as LangChain knows it."""
     try:
         yield
+    except GeneratorExit:  # perhaps as the program ends, when the names below are gone
+        raise
     except errors.PromptTooLongError as error:
         raise PromptTooLongError(*error.args) from error

@@ -149,7 +149,7 @@ def test_environment_is_the_programs_own_again(monkeypatch: pytest.MonkeyPatch, 
 def test_random_numbers_of_the_program_are_what_they_would_be() -> None:
     script = (
         "import random; random.seed(7); before = random.getstate();"
-        " from blendrag.engine.client.launch import import_rich; import_rich();"
+        " from blendrag.models import import_rich; import_rich();"
         " import sys, vllm.v1.engine.async_llm; assert 'rich.style' in sys.modules;"
         " raise SystemExit(random.getstate() != before)"
     )
