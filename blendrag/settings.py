@@ -40,13 +40,9 @@ AUTO_PARSER, NO_PARSER = "auto", "none"
 
 # Former names of settings, each with the sentence for whoever still writes it.
 RENAMED = {
-    "prices": "prices has gone with `blendrag plan`: `blendrag profile` says which tier adds no delay",
     "mode": "mode is called blend now: blend=False instead of mode='off'",
     "hints": "hints is called documents now",
-    "mask": "mask is gone: scattered tokens are always masked in runs",
-    "claim": "claim is gone: a request is never blended inside the step that needs it",
     "top_k": "how many chunks are retrieved is called similarity_top_k now: top_k is of sampling",
-    "prefix_forecasts": "prefix_forecasts is gone: vLLM's prefix cache keeps its own order now",
     **{name: former.now for name, former in FORMER.items() if former.of_blending},
 }
 
