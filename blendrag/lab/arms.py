@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from blendrag.engine.client.engine import Engine
 from blendrag.engine.client.generation import Delta, Sampling
 from blendrag.engine.client.running import RunningEngine
-from blendrag.engine.recipe import Recipe
-from blendrag.engine.report import BlendReport
+from blendrag.engine.wire.recipe import Recipe
+from blendrag.engine.wire.report import BlendReport
 from blendrag.errors import EngineError
 from blendrag.lab.prompts import Trial
 from blendrag.lab.scratch import ScratchStore, ScratchTree

@@ -14,7 +14,7 @@ from typing import Any
 from blendrag.engine.client.engine import Engine
 from blendrag.engine.client.generation import Delta, Sampling
 from blendrag.engine.client.tool_parser import tool_parser_name
-from blendrag.engine.recipe import Recipe
+from blendrag.engine.wire.recipe import Recipe
 from blendrag.lab.prompts import Prompt
 from blendrag.lab.running import lab_engine
 from blendrag.lab.scratch import ScratchStore, scratch_store, scratch_tree

@@ -15,8 +15,8 @@ import torch
 from blendrag.engine.client.engine import Engine
 from blendrag.engine.client.generation import Sampling
 from blendrag.engine.client.stores import StoreClient
-from blendrag.engine.client.trees import TreeClient
-from blendrag.engine.prefixes import PrefixPath
+from blendrag.engine.prefixes.trees import TreeClient
+from blendrag.engine.wire.prefixes import PrefixPath
 from blendrag.errors import BlendragError, StoreError
 from blendrag.lab.prompts import Prompt
 from blendrag.serving.identity import kv_identity, prefix_ids

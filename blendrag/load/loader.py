@@ -2,7 +2,7 @@
 
 Loading layer i + 1 hides behind the recompute of layer i (CacheBlend sections 5 and 6): what a request waits
 for is the longer of the two, not their sum. Where the selector reads the question, loading hides behind the
-question's first pass only (``engine.worker.question_pass``).
+question's first pass only (``engine.blend.question_pass``).
 """
 
 from __future__ import annotations

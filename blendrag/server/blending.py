@@ -20,9 +20,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validat
 from blendrag.chat.request import RequestOptions, make_request
 from blendrag.engine.client.generation import Delta
 from blendrag.engine.client.running import RunningEngine
-from blendrag.engine.prefixes import PrefixPath
-from blendrag.engine.recipe import FIELD, Recipe, sealed
-from blendrag.engine.report import BlendReport
+from blendrag.engine.wire.prefixes import PrefixPath
+from blendrag.engine.wire.recipe import FIELD, Recipe, sealed
+from blendrag.engine.wire.report import BlendReport
 from blendrag.engine.worker.metrics import Unplanned, count
 from blendrag.errors import ConfigError, EngineClosedError
 from blendrag.names import closest

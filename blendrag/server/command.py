@@ -21,7 +21,7 @@ from blendrag.engine.client.launch import (
     server_environment,
 )
 from blendrag.engine.client.tool_parser import server_tool_parser
-from blendrag.engine.recipe import SECRET
+from blendrag.engine.wire.recipe import SECRET
 from blendrag.errors import ConfigError
 from blendrag.former import ENGINE_ARGUMENTS, FORMER
 from blendrag.names import closest

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]  # comes with pydantic-settings[yaml]
 
-from blendrag.engine.recipe import SECRET
+from blendrag.engine.wire.recipe import SECRET
 from blendrag.errors import ConfigError
 from blendrag.models import DEFAULT_MODEL
 from blendrag.server import LIMITS, Limits

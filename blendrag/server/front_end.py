@@ -24,7 +24,7 @@ from pydantic import BaseModel
 from blendrag.chat.tools import forced_schema
 from blendrag.engine.client.running import RunningEngine
 from blendrag.engine.compat.requests import end_answers
-from blendrag.engine.recipe import SECRET
+from blendrag.engine.wire.recipe import SECRET
 from blendrag.errors import BlendragError, ConfigError
 from blendrag.progress import SILENT
 from blendrag.server import Limits, knowledge

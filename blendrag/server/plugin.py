@@ -37,7 +37,7 @@ def end_with_server() -> None:
     """Have the processes that a server has started end with it; any other goes on. A plugin of
     ``vllm.general_plugins``, which every process of vLLM's loads before anything that takes long."""
     from blendrag.engine.client.watchdog import exit_with_parent
-    from blendrag.engine.recipe import SECRET
+    from blendrag.engine.wire.recipe import SECRET
 
     if SECRET in os.environ and multiprocessing.parent_process() is not None:
         exit_with_parent(of_server=True)

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from blendrag.engine.client.generation import Delta
-from blendrag.engine.prefixes import PrefixPath
-from blendrag.engine.recipe import Recipe
-from blendrag.engine.report import BlendReport
+from blendrag.engine.wire.prefixes import PrefixPath
+from blendrag.engine.wire.recipe import Recipe
+from blendrag.engine.wire.report import BlendReport
 from blendrag.load.trace import Event
 from blendrag.prompt import PromptPlan
 

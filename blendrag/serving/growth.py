@@ -12,7 +12,7 @@ from itertools import islice
 
 from blendrag.engine.client.generation import Sampling
 from blendrag.engine.client.running import RunningEngine
-from blendrag.engine.prefixes import PrefixPath
+from blendrag.engine.wire.prefixes import PrefixPath
 from blendrag.tree import Nodes
 from blendrag.tree.tree import Tree
 

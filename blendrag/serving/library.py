@@ -15,8 +15,8 @@ from typing import Any
 
 from blendrag.compress import check_budget
 from blendrag.engine.client.running import RunningEngine
-from blendrag.engine.prefixes import PrefixPath
-from blendrag.engine.recipe import Recipe, spans_of
+from blendrag.engine.wire.prefixes import PrefixPath
+from blendrag.engine.wire.recipe import Recipe, spans_of
 from blendrag.errors import BlendragWarning, ConfigError, EngineClosedError, StoreError
 from blendrag.models import load_tokenizer, model_window, resolve_model
 from blendrag.options import BlendOptions

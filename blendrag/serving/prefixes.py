@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from blendrag.engine.client.running import RunningEngine
-from blendrag.engine.client.trees import TreeClient
-from blendrag.engine.prefixes import PrefixPath
-from blendrag.engine.recipe import Recipe
+from blendrag.engine.prefixes.trees import TreeClient
+from blendrag.engine.wire.prefixes import PrefixPath
+from blendrag.engine.wire.recipe import Recipe
 from blendrag.errors import BlendragWarning
 from blendrag.prompt import PromptPlan
 from blendrag.serving.growth import Growth, Wanted

@@ -14,7 +14,7 @@ from blendrag.control.profile import NO_PROFILE, Profile, any_profile, load_prof
 from blendrag.engine.client.engine import Engine
 from blendrag.engine.client.running import RunningEngine
 from blendrag.engine.client.stores import StoreClient
-from blendrag.engine.operations import EngineFacts
+from blendrag.engine.wire.operations import EngineFacts
 from blendrag.errors import BlendragError, BlendragWarning, EngineClosedError
 from blendrag.eviction.fitted import with_file
 from blendrag.machine import cpu

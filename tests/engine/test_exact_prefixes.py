@@ -13,9 +13,9 @@ import pytest
 
 from blendrag import Answer, BlendIndex
 from blendrag.engine.client.generation import Delta, Sampling
-from blendrag.engine.client.trees import TreeClient
-from blendrag.engine.prefixes import PrefixPath
-from blendrag.engine.recipe import Recipe
+from blendrag.engine.prefixes.trees import TreeClient
+from blendrag.engine.wire.prefixes import PrefixPath
+from blendrag.engine.wire.recipe import Recipe
 from blendrag.store.identity import KVIdentity
 from blendrag.store.stack import TierSpec
 from blendrag.tree import Nodes, path_of

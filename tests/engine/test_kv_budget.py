@@ -16,7 +16,7 @@ from rich.console import Console
 
 from blendrag.engine.client.engine import Engine
 from blendrag.engine.client.generation import Delta, Sampling
-from blendrag.engine.recipe import Recipe
+from blendrag.engine.wire.recipe import Recipe
 from blendrag.lab.evaluate.arms import parse_arms
 from blendrag.lab.evaluate.report import print_evaluation
 from blendrag.lab.evaluate.run import EvalOptions, run_eval

@@ -14,8 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from blendrag.engine.client.generation import Sampling
 from blendrag.engine.client.prior_turns import PriorTurns
-from blendrag.engine.recipe import Recipe
-from blendrag.engine.report import BlendReport
+from blendrag.engine.wire.recipe import Recipe
+from blendrag.engine.wire.report import BlendReport
 from workbench import FIRST, Bench
 
 pytestmark = pytest.mark.engine

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from blendrag.engine.client.generation import Sampling
-from blendrag.engine.operations import Deleted
-from blendrag.engine.recipe import Recipe
+from blendrag.engine.wire.operations import Deleted
+from blendrag.engine.wire.recipe import Recipe
 from blendrag.errors import PromptTooLongError
 from blendrag.options import BlendOptions
 from workbench import Bench, Prompt, distance

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from blendrag.engine.report import BlendReport
+from blendrag.engine.wire.report import BlendReport
 from blendrag.select import SELECTORS
 from blendrag.select.interface import budget
 from workbench import FIRST, Bench, distance

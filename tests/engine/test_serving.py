@@ -12,7 +12,7 @@ from itertools import cycle, islice
 import pytest
 
 from blendrag.engine.client.generation import Delta, Sampling
-from blendrag.engine.recipe import Recipe
+from blendrag.engine.wire.recipe import Recipe
 from workbench import Bench, Prompt
 
 pytestmark = pytest.mark.engine

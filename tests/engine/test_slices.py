@@ -13,7 +13,7 @@ from typing import TypeVar
 import pytest
 
 from blendrag.engine.client.generation import Delta, Sampling
-from blendrag.engine.recipe import Recipe
+from blendrag.engine.wire.recipe import Recipe
 from workbench import CHUNK_TOKENS, FIRST, Bench, Prompt, distance
 
 pytestmark = pytest.mark.engine

@@ -18,7 +18,7 @@ import pytest
 
 from blendrag.engine.client.engine import Engine
 from blendrag.engine.client.generation import Delta, Sampling
-from blendrag.engine.recipe import Recipe
+from blendrag.engine.wire.recipe import Recipe
 from blendrag.lab.statistics import next_token_kl
 from blendrag.serving.identity import kv_identity
 from blendrag.settings import Settings

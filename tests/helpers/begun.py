@@ -8,7 +8,7 @@ from typing import Any
 
 from blendrag.engine.client.generation import Sampling
 from blendrag.engine.client.pieces import Pieces, Put
-from blendrag.engine.recipe import Recipe
+from blendrag.engine.wire.recipe import Recipe
 
 
 def begins(engine: Any) -> list[Future[None]]:

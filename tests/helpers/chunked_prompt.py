@@ -6,10 +6,10 @@ from pathlib import Path
 
 import torch
 
-from blendrag.engine.recipe import BlendOrder, Recipe
-from blendrag.engine.report import BlendReport
-from blendrag.engine.worker.blending import Choices, LoadedModel, RequestBlend
-from blendrag.engine.worker.slices import Pace, exhaust
+from blendrag.engine.blend.blending import Choices, LoadedModel, RequestBlend
+from blendrag.engine.forward.slices import Pace, exhaust
+from blendrag.engine.wire.recipe import BlendOrder, Recipe
+from blendrag.engine.wire.report import BlendReport
 from blendrag.load.loader import LayerLoader
 from blendrag.options import BlendOptions
 from blendrag.store.identity import KVIdentity

@@ -11,10 +11,10 @@ import torch
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
-from blendrag.engine.recipe import BlendOrder
-from blendrag.engine.worker.compression import Compression
+from blendrag.engine.budget.compression import Compression
+from blendrag.engine.forward.slices import BlendQueue, Pace, Sliced, StepClock
+from blendrag.engine.wire.recipe import BlendOrder
 from blendrag.engine.worker.connector import BlendConnector
-from blendrag.engine.worker.slices import BlendQueue, Pace, Sliced, StepClock
 
 PROMPT = 300  # tokens: three blocks
 WRONG = -7

@@ -1,6 +1,6 @@
 """What an engine says of itself, for stand-ins of one that blends."""
 
-from blendrag.engine.operations import EngineFacts
+from blendrag.engine.wire.operations import EngineFacts
 
 FACTS = EngineFacts(
     architecture="LlamaForCausalLM",

@@ -17,7 +17,7 @@ from langchain_core.runnables import Runnable, RunnablePassthrough
 from langchain_core.tools import BaseTool, tool
 
 from blendrag.engine.client.generation import Delta, Sampling
-from blendrag.engine.recipe import Recipe
+from blendrag.engine.wire.recipe import Recipe
 from engine_facts import FACTS
 from langchain_blendrag import BlendChroma, ChatBlend
 from prompt_shapes import DOCUMENTS, QUESTION, Request

@@ -19,12 +19,12 @@ from typing import Any
 import torch
 import torch.distributed
 
-from blendrag.engine.recipe import BlendOrder, Recipe
-from blendrag.engine.report import BlendReport
-from blendrag.engine.worker.blending import RequestBlend
-from blendrag.engine.worker.jobs import Jobs
-from blendrag.engine.worker.ranks import Ranks, SeveralRanks
-from blendrag.engine.worker.slices import BlendQueue, Pace, Sliced, StepClock
+from blendrag.engine.blend.blending import RequestBlend
+from blendrag.engine.forward.ranks import Ranks, SeveralRanks
+from blendrag.engine.forward.slices import BlendQueue, Pace, Sliced, StepClock
+from blendrag.engine.ingest.jobs import Jobs
+from blendrag.engine.wire.recipe import BlendOrder, Recipe
+from blendrag.engine.wire.report import BlendReport
 from blendrag.errors import EngineError, StoreFullError
 from blendrag.store.identity import KVIdentity
 from blendrag.store.kv_reader import KVReader

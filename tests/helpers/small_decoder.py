@@ -19,9 +19,9 @@ from vllm.model_executor.model_loader.utils import initialize_model, process_wei
 from vllm.utils.torch_utils import set_default_torch_dtype
 from vllm.v1.worker.utils import AttentionGroup
 
-from blendrag.engine.worker.blending import LoadedModel
-from blendrag.engine.worker.decoder import make_decoder
-from blendrag.engine.worker.paged import PagedCache
+from blendrag.engine.blend.blending import LoadedModel
+from blendrag.engine.forward.decoder import make_decoder
+from blendrag.engine.forward.paged import PagedCache
 
 CPU = torch.device("cpu")
 KV_HEADS, SIZE, VOCABULARY, BLOCKS = 2, 32, 50_000, 32

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
+from blendrag.engine.blend.fused_prefill import FusedPrefill
+from blendrag.engine.forward.indices import Ints
 from blendrag.engine.worker.data_plane import DataPlane
 from blendrag.engine.worker.extension import BlendWorker
-from blendrag.engine.worker.fused_prefill import FusedPrefill
-from blendrag.engine.worker.indices import Ints
 from blendrag.select.interface import CachedTokens
 
 _chosen: list[list[int]] = []

@@ -14,7 +14,7 @@ from blendrag import Answer, BlendIndex
 from blendrag.engine.client.engine import Engine
 from blendrag.engine.client.generation import Delta, Sampling
 from blendrag.engine.client.stores import StoreClient
-from blendrag.engine.recipe import Recipe
+from blendrag.engine.wire.recipe import Recipe
 from blendrag.options import BlendOptions
 from blendrag.prompt import encode_document
 from blendrag.store.catalogue import Catalogue

@@ -31,8 +31,8 @@ from blendrag.engine.client.launch import (
 from blendrag.engine.client.requirement import check_vllm, require_vllm
 from blendrag.engine.client.running import RunningEngine, T
 from blendrag.engine.client.shortage import shortage
-from blendrag.engine.operations import EngineFacts
-from blendrag.engine.start_error import kept, one_line
+from blendrag.engine.wire.operations import EngineFacts
+from blendrag.engine.wire.start_error import kept, one_line
 from blendrag.errors import EngineBusyError, EngineClosedError, EngineError, EngineStartError
 from blendrag.machine import warn_of_emulation, warn_of_idle_gpu
 from blendrag.models import Tell, import_rich, quantisation, resolve_model

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from blendrag.engine.client.prior_turns import PriorTurns
-from blendrag.engine.prefixes import PrefixPath
-from blendrag.engine.recipe import FIELD, Recipe
-from blendrag.engine.report import BlendReport
+from blendrag.engine.wire.prefixes import PrefixPath
+from blendrag.engine.wire.recipe import FIELD, Recipe
+from blendrag.engine.wire.report import BlendReport
 from blendrag.errors import ConfigError
 
 FORCED = "blendrag_forced"  # in ``SamplingParams.extra_args``: the token ids to generate, first to last

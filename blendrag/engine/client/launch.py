@@ -17,9 +17,9 @@ from typing import Any
 from platformdirs import user_cache_path
 
 from blendrag.adapter import adapter_for
-from blendrag.engine import start_error
 from blendrag.engine.client import engine_log
 from blendrag.engine.client.reasoning import engine_parser
+from blendrag.engine.wire import start_error
 from blendrag.errors import ConfigError, EngineBusyError
 from blendrag.models import attention_heads
 from blendrag.names import closest

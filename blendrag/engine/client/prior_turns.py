@@ -19,7 +19,7 @@ from uuid import uuid4
 import numpy as np
 import xxhash
 
-from blendrag.engine.recipe import Recipe
+from blendrag.engine.wire.recipe import Recipe
 
 _MOST = 1024  # prompts that are remembered, in about a kilobyte each
 

@@ -26,9 +26,9 @@ from blendrag.engine.client.generation import (
 from blendrag.engine.client.launch import SERVING, WorkerExtension
 from blendrag.engine.client.pieces import Pieces, Put
 from blendrag.engine.client.prior_turns import PriorTurns
-from blendrag.engine.operations import EngineFacts
-from blendrag.engine.recipe import SECRET, Recipe, sealed
-from blendrag.engine.report import BlendReport
+from blendrag.engine.wire.operations import EngineFacts
+from blendrag.engine.wire.recipe import SECRET, Recipe, sealed
+from blendrag.engine.wire.report import BlendReport
 from blendrag.errors import (
     ConfigError,
     EngineClosedError,

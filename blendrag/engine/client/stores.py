@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from blendrag.control.profile import Profile
 from blendrag.engine.client.running import RunningEngine
-from blendrag.engine.operations import Deleted, Ingested, StoreStats
+from blendrag.engine.wire.operations import Deleted, Ingested, StoreStats
 from blendrag.store.identity import KVIdentity
 from blendrag.store.stack import TierSpec
 from blendrag.store.tiers.local import Forecast

@@ -1,1 +1,1 @@
-"""The code that runs inside vLLM's processes."""
+"""The connector and the worker extension that vLLM loads, and what they hold together."""

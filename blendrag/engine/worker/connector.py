@@ -1,6 +1,6 @@
 """The vLLM KV connector: the scheduler half claims a blended prompt's tokens, the worker half computes them.
 
-Every claim is asynchronous: the blend goes on by a slice per engine step (``engine.worker.slices``), and its
+Every claim is asynchronous: the blend goes on by a slice per engine step (``engine.forward.slices``), and its
 request joins the steps when it has ended, or has failed. vLLM imports this module in all of its processes.
 """
 
@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from blendrag.engine.budget.freeing import BlockFreeing
 from blendrag.engine.compat.connector import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
@@ -21,8 +22,11 @@ from blendrag.engine.compat.connector import (
     least_rows,
 )
 from blendrag.engine.compat.platform import front_end_in_rust
-from blendrag.engine.prefixes import NodeLoad, NodeSave, read_path
-from blendrag.engine.recipe import (
+from blendrag.engine.forward.slices import IDLE_S
+from blendrag.engine.prefixes.prefix_claims import PrefixClaims, held_tokens
+from blendrag.engine.prefixes.reordering import Reordering
+from blendrag.engine.wire.prefixes import NodeLoad, NodeSave, read_path
+from blendrag.engine.wire.recipe import (
     FIELD,
     SECRET,
     BlendOrder,
@@ -31,9 +35,8 @@ from blendrag.engine.recipe import (
     is_sealed,
     read_recipe,
 )
-from blendrag.engine.report import BlendReport, Cause, Eviction
+from blendrag.engine.wire.report import BlendReport, Cause, Eviction
 from blendrag.engine.worker.failures import Failures, MemoryLimit
-from blendrag.engine.worker.freeing import BlockFreeing
 from blendrag.engine.worker.metrics import (
     BlendMetrics,
     BlendStats,
@@ -44,9 +47,6 @@ from blendrag.engine.worker.metrics import (
     of_outcome,
     of_report,
 )
-from blendrag.engine.worker.prefix_claims import PrefixClaims, held_tokens
-from blendrag.engine.worker.reordering import Reordering
-from blendrag.engine.worker.slices import IDLE_S
 from blendrag.errors import ConfigError
 
 if TYPE_CHECKING:

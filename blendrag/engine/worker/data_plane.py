@@ -16,18 +16,18 @@ import torch
 
 from blendrag.control.estimate import Estimator
 from blendrag.control.profile import Profile
+from blendrag.engine.blend.blending import Choices, LoadedModel, RequestBlend
+from blendrag.engine.budget.compression import Compression
 from blendrag.engine.client.watchdog import ENDS_WITHIN_S
-from blendrag.engine.operations import Deleted, Ingested, StoreStats
-from blendrag.engine.prefixes import NodeLoad
-from blendrag.engine.recipe import BlendOrder, EvictionOrder
-from blendrag.engine.report import BlendReport, Eviction
-from blendrag.engine.worker.blending import Choices, LoadedModel, RequestBlend
-from blendrag.engine.worker.chunk_prefill import ChunkPrefill, ChunkTokens
-from blendrag.engine.worker.compression import Compression
-from blendrag.engine.worker.exact_prefixes import ExactPrefixes, behind
-from blendrag.engine.worker.jobs import Jobs
-from blendrag.engine.worker.ranks import attempt
-from blendrag.engine.worker.slices import BlendQueue, Pace, Sliced, StepClock, beside
+from blendrag.engine.forward.ranks import attempt
+from blendrag.engine.forward.slices import BlendQueue, Pace, Sliced, StepClock, beside
+from blendrag.engine.ingest.chunk_prefill import ChunkPrefill, ChunkTokens
+from blendrag.engine.ingest.jobs import Jobs
+from blendrag.engine.prefixes.exact_prefixes import ExactPrefixes, behind
+from blendrag.engine.wire.operations import Deleted, Ingested, StoreStats
+from blendrag.engine.wire.prefixes import NodeLoad
+from blendrag.engine.wire.recipe import BlendOrder, EvictionOrder
+from blendrag.engine.wire.report import BlendReport, Eviction
 from blendrag.errors import ConfigError, StoreError
 from blendrag.load.loader import LayerLoader
 from blendrag.load.prefetch import Prefetcher

@@ -8,18 +8,18 @@ from typing import Any, ClassVar
 
 import torch
 
-from blendrag.engine import start_error
+from blendrag.engine.blend.blending import LoadedModel
 from blendrag.engine.compat import head_attention, norms, weights
 from blendrag.engine.compat.connector import own_connector
 from blendrag.engine.compat.model import leave_rows_whole, unsupported_reason
 from blendrag.engine.compat.parallel import tensor_group
 from blendrag.engine.compat.platform import LOGGER, VLLM_VERSION, device_name
-from blendrag.engine.worker.blending import LoadedModel
+from blendrag.engine.forward.decoder import make_decoder
+from blendrag.engine.forward.paged import PagedCache
+from blendrag.engine.forward.ranks import ALONE, SeveralRanks
+from blendrag.engine.wire import start_error
 from blendrag.engine.worker.connector import BlendConnector
 from blendrag.engine.worker.data_plane import OPERATIONS, DataPlane
-from blendrag.engine.worker.decoder import make_decoder
-from blendrag.engine.worker.paged import PagedCache
-from blendrag.engine.worker.ranks import ALONE, SeveralRanks
 from blendrag.engine.worker.selfcheck import unfit_reason
 from blendrag.errors import BlendragError
 

@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 from weakref import WeakKeyDictionary
 
 from blendrag.engine.compat.connector import KVConnectorPromMetrics, KVConnectorStats
-from blendrag.engine.report import BlendReport, Cause, Eviction
+from blendrag.engine.wire.report import BlendReport, Cause, Eviction
 from blendrag.store.record import Reason
 from blendrag.store.tiers import Tier
 

@@ -11,11 +11,11 @@ import torch
 
 from blendrag.attention.runs import dense_attention
 from blendrag.engine.compat.model import layer_context, scores_of
-from blendrag.engine.worker.chunk_prefill import ChunkTokens, prefill_chunks
-from blendrag.engine.worker.decoder import Decoder, Projected, tapped
-from blendrag.engine.worker.indices import upload
-from blendrag.engine.worker.paged import PagedCache
-from blendrag.engine.worker.ranks import ALONE, Ranks
+from blendrag.engine.forward.decoder import Decoder, Projected, tapped
+from blendrag.engine.forward.indices import upload
+from blendrag.engine.forward.paged import PagedCache
+from blendrag.engine.forward.ranks import ALONE, Ranks
+from blendrag.engine.ingest.chunk_prefill import ChunkTokens, prefill_chunks
 
 # The tolerance for two orders of the same bfloat16 sums, over many layers; a forgotten multiplier or norm is
 # off by far more.

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from blendrag.engine.client.engine import Engine
-from blendrag.engine.recipe import Recipe
+from blendrag.engine.wire.recipe import Recipe
 from blendrag.errors import ConfigError
 from blendrag.lab.arms import check_blended, recipe_of, reset
 from blendrag.lab.bench.timed import Timed, ask_timed, exactly, stop

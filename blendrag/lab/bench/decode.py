@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from blendrag.engine.client.engine import Engine
-from blendrag.engine.recipe import Recipe
+from blendrag.engine.wire.recipe import Recipe
 from blendrag.errors import EngineError
 from blendrag.lab.arms import check_blended, recipe_of, reset
 from blendrag.lab.bench.timed import Timed, ask_timed, exactly

@@ -12,8 +12,8 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from blendrag.engine.client.engine import Engine
-from blendrag.engine.prefixes import PrefixPath
-from blendrag.engine.recipe import Recipe
+from blendrag.engine.wire.prefixes import PrefixPath
+from blendrag.engine.wire.recipe import Recipe
 from blendrag.errors import ConfigError
 from blendrag.lab.bench.timed import Timed, ask_timed, cancel, exactly
 from blendrag.lab.statistics import Percentiles, percentiles

@@ -11,8 +11,8 @@ from typing import Any
 
 from blendrag.engine.client.engine import Engine
 from blendrag.engine.client.generation import Sampling
-from blendrag.engine.recipe import Recipe
-from blendrag.engine.report import BlendReport
+from blendrag.engine.wire.recipe import Recipe
+from blendrag.engine.wire.report import BlendReport
 from blendrag.lab.arms import reset
 
 

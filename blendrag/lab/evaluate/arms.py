@@ -25,7 +25,7 @@ from typing import Literal, cast, get_args
 
 from blendrag.choice import Choice, written
 from blendrag.compress import make_budget
-from blendrag.engine.recipe import Recipe
+from blendrag.engine.wire.recipe import Recipe
 from blendrag.errors import ConfigError
 from blendrag.lab.bench.axes import read_ratio
 from blendrag.options import BlendOptions

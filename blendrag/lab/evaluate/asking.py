@@ -10,8 +10,8 @@ import numpy as np
 
 from blendrag.engine.client.engine import Engine
 from blendrag.engine.client.generation import Delta, Sampling
-from blendrag.engine.recipe import Recipe
-from blendrag.engine.report import BlendReport
+from blendrag.engine.wire.recipe import Recipe
+from blendrag.engine.wire.report import BlendReport
 from blendrag.errors import EngineError
 from blendrag.lab.arms import TOP, check_blended
 from blendrag.store.contexts import Ids

@@ -12,11 +12,11 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from blendrag.engine.recipe import BlendOrder
-from blendrag.engine.worker.blending import Chunk, RequestBlend
+from blendrag.engine.blend.blending import Chunk, RequestBlend
+from blendrag.engine.forward.indices import Ints
+from blendrag.engine.forward.prompt_forward import PromptForward
+from blendrag.engine.wire.recipe import BlendOrder
 from blendrag.engine.worker.data_plane import DataPlane
-from blendrag.engine.worker.indices import Ints
-from blendrag.engine.worker.prompt_forward import PromptForward
 from blendrag.options import BlendOptions
 from blendrag.select import Selector
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from langchain_core.embeddings import DeterministicFakeEmbedding, Embeddings
 
-from blendrag.engine.operations import Ingested
+from blendrag.engine.wire.operations import Ingested
 from blendrag.errors import EngineError
 from blendrag.serving.library import Library
 from blendrag.store.catalogue import Entry

@@ -16,9 +16,9 @@ from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 
 from blendrag.engine.client.engine import Engine
 from blendrag.engine.client.generation import Delta, Sampling
-from blendrag.engine.operations import Deleted, Ingested
-from blendrag.engine.recipe import Recipe
-from blendrag.engine.report import BlendReport
+from blendrag.engine.wire.operations import Deleted, Ingested
+from blendrag.engine.wire.recipe import Recipe
+from blendrag.engine.wire.report import BlendReport
 from blendrag.serving.lease import Lease
 from blendrag.store.catalogue import Catalogue
 from blendrag.store.identity import KVIdentity

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from blendrag.engine.client.generation import vllm_prompt
 from blendrag.engine.client.prior_turns import PriorTurns
-from blendrag.engine.recipe import Recipe, read_recipe
+from blendrag.engine.wire.recipe import Recipe, read_recipe
 from blendrag.options import BlendOptions
 
 RECIPE = Recipe("store", (("key", 0, 4),), BlendOptions(selector="hkvd"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blendrag.engine.worker.chunk_prefill import ChunkTokens, Forward, Known
+from blendrag.engine.ingest.chunk_prefill import ChunkTokens, Forward, Known
 from blendrag.store.contexts import Contexts, Ids
 from stores import IDENTITY
 

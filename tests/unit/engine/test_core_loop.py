@@ -20,10 +20,10 @@ from vllm.v1.structured_output import StructuredOutputManager
 from blendrag.engine.client.launch import connector_args
 from blendrag.engine.compat.connector import KVConnectorRole
 from blendrag.engine.compat.requests import SamplingParams
-from blendrag.engine.recipe import BlendOrder, Recipe
-from blendrag.engine.report import BlendReport
+from blendrag.engine.forward.slices import IDLE_S, Pace, Sliced
+from blendrag.engine.wire.recipe import BlendOrder, Recipe
+from blendrag.engine.wire.report import BlendReport
 from blendrag.engine.worker.connector import BlendConnector
-from blendrag.engine.worker.slices import IDLE_S, Pace, Sliced
 from blendrag.settings import Settings
 from tests.helpers.connector_halves import BLOCKS, PROMPT, Runner, plane
 

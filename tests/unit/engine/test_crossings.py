@@ -13,10 +13,10 @@ from vllm.v1.attention.backends.triton_attn import TritonAttentionBackend
 from blendrag.attention.paged import PagedRows
 from blendrag.attention.runs import dense_attention
 from blendrag.attention.scores import Scores
+from blendrag.engine.blend.blending import LoadedModel
 from blendrag.engine.compat.model import key_value_of
-from blendrag.engine.worker import paged
-from blendrag.engine.worker.blending import LoadedModel
-from blendrag.engine.worker.chunk_prefill import ChunkTokens, prefill_chunks
+from blendrag.engine.forward import paged
+from blendrag.engine.ingest.chunk_prefill import ChunkTokens, prefill_chunks
 from blendrag.load import loader, slots
 from blendrag.options import BlendOptions
 from chunked_prompt import BLOCK_IDS, TOKENS, ChunkedPrompt

@@ -18,7 +18,7 @@ from blendrag.engine.client.engine import Engine
 from blendrag.engine.client.launch import SERVING, WorkerExtension, engine_key
 from blendrag.engine.client.running import RunningEngine
 from blendrag.engine.client.stores import StoreClient
-from blendrag.engine.client.trees import TreeClient
+from blendrag.engine.prefixes.trees import TreeClient
 from blendrag.errors import EngineBusyError, EngineClosedError, EngineError, StoreFullError
 from blendrag.settings import Settings
 from blendrag.store.identity import KVIdentity

@@ -24,13 +24,13 @@ from blendrag.engine.client.launch import connector_args
 from blendrag.engine.compat import connector as scheduling
 from blendrag.engine.compat.connector import KVConnectorRole
 from blendrag.engine.compat.requests import SamplingParams
-from blendrag.engine.prefixes import PrefixPath
-from blendrag.engine.recipe import BlendOrder, Recipe
-from blendrag.engine.report import BlendReport
+from blendrag.engine.forward.slices import Pace, Sliced
+from blendrag.engine.wire.prefixes import PrefixPath
+from blendrag.engine.wire.recipe import BlendOrder, Recipe
+from blendrag.engine.wire.report import BlendReport
 from blendrag.engine.worker import connector
 from blendrag.engine.worker.connector import BlendConnector
 from blendrag.engine.worker.data_plane import OPERATIONS
-from blendrag.engine.worker.slices import Pace, Sliced
 from blendrag.errors import StoreError
 from blendrag.settings import Settings
 from tests.helpers.connector_halves import BLOCKS, PROMPT, Runner, plane

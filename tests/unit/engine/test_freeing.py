@@ -13,10 +13,10 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.request import Request
 
+from blendrag.engine.budget.freeing import BlockFreeing
 from blendrag.engine.compat.connector import RequestBlocks
-from blendrag.engine.recipe import Recipe
-from blendrag.engine.report import Eviction
-from blendrag.engine.worker.freeing import BlockFreeing
+from blendrag.engine.wire.recipe import Recipe
+from blendrag.engine.wire.report import Eviction
 from blendrag.options import BlendOptions
 
 BLOCK, BLOCKS = 32, 40

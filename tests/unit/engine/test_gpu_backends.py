@@ -19,8 +19,8 @@ from vllm.config import (
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.kv_cache_interface import KVCacheLayout
 
+from blendrag.engine.budget.compression import Compression
 from blendrag.engine.compat import head_attention
-from blendrag.engine.worker.compression import Compression
 from device import INTERPRETED
 from evictions import LAYERS, Request, evict_and_read, outputs
 from gpu_backends import model_with

@@ -21,7 +21,7 @@ from vllm.v1.kv_cache_interface import (
     create_kv_cache_views,
 )
 
-from blendrag.engine.worker.head_pages import HeadPages, KeptPages, PageReader
+from blendrag.engine.budget.head_pages import HeadPages, KeptPages, PageReader
 
 LAYERS, BLOCKS, KV_HEADS, GROUP, BLOCK, SIZE = 3, 24, 2, 3, 32, 64
 HEADS = KV_HEADS * GROUP

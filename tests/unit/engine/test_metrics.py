@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from blendrag.engine.report import BlendReport, Eviction
+from blendrag.engine.wire.report import BlendReport, Eviction
 from blendrag.engine.worker import metrics
 from blendrag.engine.worker.metrics import (
     METRICS,

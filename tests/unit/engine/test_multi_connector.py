@@ -16,7 +16,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from blendrag.engine.client.launch import connector_args
 from blendrag.engine.compat import connector as compat
 from blendrag.engine.compat.connector import least_rows
-from blendrag.engine.recipe import Recipe
+from blendrag.engine.wire.recipe import Recipe
 from blendrag.engine.worker.connector import BlendConnector
 from blendrag.settings import Settings
 

@@ -17,12 +17,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blendrag.engine.prefixes import NodeLoad, NodeSave
-from blendrag.engine.recipe import BlendOrder, Recipe
-from blendrag.engine.report import BlendReport
-from blendrag.engine.worker import exact_prefixes
-from blendrag.engine.worker.exact_prefixes import ExactPrefixes, behind
-from blendrag.engine.worker.paged import PagedCache
+from blendrag.engine.forward.paged import PagedCache
+from blendrag.engine.prefixes import exact_prefixes
+from blendrag.engine.prefixes.exact_prefixes import ExactPrefixes, behind
+from blendrag.engine.wire.prefixes import NodeLoad, NodeSave
+from blendrag.engine.wire.recipe import BlendOrder, Recipe
+from blendrag.engine.wire.report import BlendReport
 from blendrag.store.identity import KVIdentity
 from blendrag.tree import Nodes, path_of
 from blendrag.tree.store import NodeMissingError

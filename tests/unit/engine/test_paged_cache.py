@@ -25,8 +25,8 @@ from vllm.v1.kv_cache_interface import (
 
 from blendrag.attention.runs import dense_attention
 from blendrag.engine.compat.model import key_value_of, scores_of
-from blendrag.engine.worker import paged
-from blendrag.engine.worker.paged import PagedCache, Pages
+from blendrag.engine.forward import paged
+from blendrag.engine.forward.paged import PagedCache, Pages
 from blendrag.engine.worker.selfcheck import mask_error
 from device import needs_interpreter
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from blendrag.engine.worker.blending import Choices
+from blendrag.engine.blend.blending import Choices
 from blendrag.options import BlendOptions
 from chunked_prompt import BLOCK_IDS, ChunkedPrompt
 from small_decoder import small_model

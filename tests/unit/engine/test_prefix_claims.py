@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blendrag.engine.prefixes import PATH, PrefixPath, read_path
-from blendrag.engine.worker.prefix_claims import PrefixClaims
+from blendrag.engine.prefixes.prefix_claims import PrefixClaims
+from blendrag.engine.wire.prefixes import PATH, PrefixPath, read_path
 
 BLOCK = 4
 NODES = (("root", 3), ("a", 9), ("b", 14))

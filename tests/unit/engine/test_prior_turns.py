@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blendrag.engine.client.prior_turns import PriorTurns
-from blendrag.engine.recipe import Recipe
+from blendrag.engine.wire.recipe import Recipe
 from blendrag.options import BlendOptions
 
 QUERY, HKVD = BlendOptions(selector="query"), BlendOptions(selector="hkvd")

@@ -20,8 +20,8 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from blendrag.engine.client.launch import connector_args
 from blendrag.engine.compat.requests import SamplingParams
-from blendrag.engine.prefixes import PrefixPath
-from blendrag.engine.worker.reordering import Reordering, _Waiting
+from blendrag.engine.prefixes.reordering import Reordering, _Waiting
+from blendrag.engine.wire.prefixes import PrefixPath
 from blendrag.settings import Settings
 
 Sizes = tuple[int, int]  # cached, prompt

@@ -17,9 +17,9 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from blendrag.engine.client.launch import connector_args
 from blendrag.engine.compat.connector import KVConnectorRole, least_rows
-from blendrag.engine.prefixes import PATH, PrefixPath
-from blendrag.engine.recipe import FIELD, Recipe, is_sealed, sealed
-from blendrag.engine.recipe import SECRET as SECRET_VARIABLE
+from blendrag.engine.wire.prefixes import PATH, PrefixPath
+from blendrag.engine.wire.recipe import FIELD, Recipe, is_sealed, sealed
+from blendrag.engine.wire.recipe import SECRET as SECRET_VARIABLE
 from blendrag.engine.worker.connector import BlendConnector
 from blendrag.errors import ConfigError
 from blendrag.settings import Settings

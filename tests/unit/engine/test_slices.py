@@ -10,10 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from blendrag.engine.recipe import BlendOrder, Recipe
-from blendrag.engine.report import BlendReport
-from blendrag.engine.worker.jobs import Job, JobName, Jobs
-from blendrag.engine.worker.slices import BlendQueue, Pace, Sliced, StepClock, beside
+from blendrag.engine.forward.slices import BlendQueue, Pace, Sliced, StepClock, beside
+from blendrag.engine.ingest.jobs import Job, JobName, Jobs
+from blendrag.engine.wire.recipe import BlendOrder, Recipe
+from blendrag.engine.wire.report import BlendReport
 
 PIECE_S = 0.002
 NUMBERS = itertools.count()

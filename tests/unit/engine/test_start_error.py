@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from blendrag.engine import start_error
+from blendrag.engine.wire import start_error
 
 
 def test_error_that_a_worker_logs_reaches_the_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

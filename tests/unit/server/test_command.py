@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from blendrag.cli.app import app
-from blendrag.engine.recipe import SECRET
+from blendrag.engine.wire.recipe import SECRET
 from blendrag.errors import ConfigError
 from blendrag.server.command import SERVED, serve_command, settings_among, tenants
 from blendrag.server.keys import read_keys

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from blendrag.cli.app import app
 from blendrag.engine.compat.start import server_options
-from blendrag.engine.recipe import SECRET
+from blendrag.engine.wire.recipe import SECRET
 from blendrag.errors import ConfigError
 from blendrag.server import Limits
 from blendrag.server.command import SERVED

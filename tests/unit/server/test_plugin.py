@@ -18,7 +18,7 @@ from starlette.datastructures import State
 from vllm.plugins import load_endpoint_plugins
 
 from blendrag.engine.client import watchdog
-from blendrag.engine.recipe import SECRET
+from blendrag.engine.wire.recipe import SECRET
 from blendrag.errors import ConfigError, EngineClosedError
 from blendrag.server import front_end
 from blendrag.server.command import SERVED

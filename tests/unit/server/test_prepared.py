@@ -18,8 +18,8 @@ from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 from vllm.entrypoints.openai.chat_completion.api_router import create_chat_completion
 from vllm.entrypoints.openai.completion.api_router import create_completion
 
-from blendrag.engine.prefixes import PrefixPath, read_path
-from blendrag.engine.recipe import is_sealed
+from blendrag.engine.wire.prefixes import PrefixPath, read_path
+from blendrag.engine.wire.recipe import is_sealed
 from blendrag.engine.worker import metrics
 from blendrag.engine.worker.metrics import Recorder
 from blendrag.errors import ConfigError, EngineError

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blendrag.engine.client.generation import Delta
-from blendrag.engine.prefixes import PrefixPath
-from blendrag.engine.recipe import Recipe
-from blendrag.engine.report import BlendReport
+from blendrag.engine.wire.prefixes import PrefixPath
+from blendrag.engine.wire.recipe import Recipe
+from blendrag.engine.wire.report import BlendReport
 from blendrag.prompt import PromptPlan, Segment
 from blendrag.serving.evidence import Evidence, evidence_of
 

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from blendrag.engine.client.generation import Delta, Sampling
-from blendrag.engine.client.trees import TreeClient
-from blendrag.engine.recipe import Recipe
+from blendrag.engine.prefixes.trees import TreeClient
+from blendrag.engine.wire.recipe import Recipe
 from blendrag.prompt import PromptPlan, Segment
 from blendrag.serving import growth
 from blendrag.serving.prefixes import Prefixes, tree_identity

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from blendrag.control.profile import profile_digest
-from blendrag.engine.operations import EngineFacts
+from blendrag.engine.wire.operations import EngineFacts
 from blendrag.errors import BlendragWarning
 from blendrag.serving.session import EngineSession
 from blendrag.settings import Settings

@@ -12,7 +12,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blendrag.engine.worker.ranks import Ranks
+from blendrag.engine.forward.ranks import Ranks
 from blendrag.errors import ConfigError
 from blendrag.load.loader import LayerLoader, LoadSpan, own_rows
 from blendrag.load.trace import Trace

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from blendrag.engine.client.generation import Delta
-from blendrag.engine.recipe import Recipe
-from blendrag.engine.report import BlendReport
+from blendrag.engine.wire.recipe import Recipe
+from blendrag.engine.wire.report import BlendReport
 from blendrag.errors import EngineError
 from blendrag.lab.bench import beside
 from blendrag.lab.bench.beside import MeasuredWindow, _Beside

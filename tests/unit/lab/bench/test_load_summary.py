@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blendrag.engine.report import BlendReport
+from blendrag.engine.wire.report import BlendReport
 from blendrag.errors import ConfigError
 from blendrag.lab.bench.open_loop import Alone, LoadArm, Run, compare_arms, overlap_share, summarise_run
 from blendrag.lab.bench.timed import Timed

@@ -12,15 +12,15 @@ import torch
 
 from blendrag.compress import Budget, Observed, Scorer, kept_tokens, make_budget, page_gains
 from blendrag.compress.window import gram_of
+from blendrag.engine.budget.head_pages import HeadPages, KeptPages, PageReader
+from blendrag.engine.budget.head_reading import HeadReading
 from blendrag.engine.compat.head_attention import HeadKernel, bind, not_by_heads
 from blendrag.engine.compat.model import output_weight, scale_of, scores_of
-from blendrag.engine.recipe import BlendOrder, EvictionOrder
-from blendrag.engine.report import Eviction
-from blendrag.engine.worker.decoder import Decoder
-from blendrag.engine.worker.head_pages import HeadPages, KeptPages, PageReader
-from blendrag.engine.worker.head_reading import HeadReading
-from blendrag.engine.worker.indices import Ints, upload
-from blendrag.engine.worker.paged import PagedCache
+from blendrag.engine.forward.decoder import Decoder
+from blendrag.engine.forward.indices import Ints, upload
+from blendrag.engine.forward.paged import PagedCache
+from blendrag.engine.wire.recipe import BlendOrder, EvictionOrder
+from blendrag.engine.wire.report import Eviction
 from blendrag.errors import ConfigError
 
 _LAST_ROWS = 12  # the last rows of a prompt, at most, that the engine computes behind its question

@@ -11,8 +11,8 @@ from collections.abc import Generator
 from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
-from blendrag.engine.worker.ranks import ALONE, Ranks
-from blendrag.engine.worker.slices import StepClock
+from blendrag.engine.forward.ranks import ALONE, Ranks
+from blendrag.engine.forward.slices import StepClock
 from blendrag.errors import BlendragError
 
 # Seconds of a slice while the engine takes no steps: how long a new request may wait for its first step.

@@ -20,7 +20,7 @@ from blendrag.engine.compat.model import (
     rotary_of,
     rotate,
 )
-from blendrag.engine.worker.indices import Indices
+from blendrag.engine.forward.indices import Indices
 from blendrag.errors import ModelNotSupportedError
 
 

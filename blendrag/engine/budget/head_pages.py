@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from blendrag.engine.compat.model import write_kv
-from blendrag.engine.worker.indices import Ints, upload
+from blendrag.engine.forward.indices import Ints, upload
 
 _BITS = {2: torch.int16, 4: torch.int32}
 

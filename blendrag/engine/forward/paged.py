@@ -24,7 +24,7 @@ from blendrag.engine.compat.model import (
     scratch_cache,
     write_kv,
 )
-from blendrag.engine.worker.indices import Ints, upload
+from blendrag.engine.forward.indices import Ints, upload
 
 # The addresses that some rows need to attend to their sequence, in any layer. A dict is the backend's
 # metadata, by attention layer.

@@ -6,8 +6,8 @@ import time
 from collections.abc import Generator
 from functools import partial
 
-from blendrag.engine.worker.indices import upload
-from blendrag.engine.worker.prompt_forward import KV, PromptForward
+from blendrag.engine.forward.indices import upload
+from blendrag.engine.forward.prompt_forward import KV, PromptForward
 from blendrag.load.layers import StoredLayer, StoredLayers
 
 

@@ -12,11 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from blendrag.engine.prefixes import NodeLoad, NodeSave
-from blendrag.engine.recipe import BlendOrder
-from blendrag.engine.report import BlendReport
-from blendrag.engine.worker.jobs import awaited
-from blendrag.engine.worker.paged import PagedCache
+from blendrag.engine.forward.paged import PagedCache
+from blendrag.engine.ingest.jobs import awaited
+from blendrag.engine.wire.prefixes import NodeLoad, NodeSave
+from blendrag.engine.wire.recipe import BlendOrder
+from blendrag.engine.wire.report import BlendReport
 from blendrag.store.identity import KVIdentity
 from blendrag.store.stack import TierSpec
 from blendrag.store.tiers import Tier

@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from blendrag.engine.budget.head_pages import HeadPages, KeptPages
 from blendrag.engine.compat.head_attention import HeadKernel, HeadSequences
-from blendrag.engine.worker.head_pages import HeadPages, KeptPages
-from blendrag.engine.worker.indices import Ints, upload
+from blendrag.engine.forward.indices import Ints, upload
 
 _TILE = 128  # tokens: kernels read tables in tiles of this size, past the end of a sequence
 

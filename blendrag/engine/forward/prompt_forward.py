@@ -12,10 +12,10 @@ from typing import Self
 import numpy as np
 import torch
 
-from blendrag.engine.worker.decoder import Attended, Decoder, Projected, Rows
-from blendrag.engine.worker.indices import Indices, Ints, upload
-from blendrag.engine.worker.paged import Addresses, Pages, Places
-from blendrag.engine.worker.slices import Pace
+from blendrag.engine.forward.decoder import Attended, Decoder, Projected, Rows
+from blendrag.engine.forward.indices import Indices, Ints, upload
+from blendrag.engine.forward.paged import Addresses, Pages, Places
+from blendrag.engine.forward.slices import Pace
 from blendrag.load.trace import Trace
 
 

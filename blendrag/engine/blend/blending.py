@@ -17,17 +17,17 @@ import xxhash
 
 from blendrag.control.choose import ChunkCost, Controller, Decision
 from blendrag.control.estimate import Estimator
-from blendrag.engine.recipe import BlendOrder
-from blendrag.engine.report import BlendReport, out_of_memory
-from blendrag.engine.worker.decoder import Decoder
-from blendrag.engine.worker.fused_prefill import FusedPrefill
-from blendrag.engine.worker.indices import Ints
-from blendrag.engine.worker.paged import PagedCache
-from blendrag.engine.worker.prompt_forward import CachedSpan, Note, PromptForward, PromptTokens, Stopwatch
-from blendrag.engine.worker.question_pass import QuestionPass
-from blendrag.engine.worker.ranks import ALONE, Ranks
-from blendrag.engine.worker.slices import Pace, Sliced, beside
-from blendrag.engine.worker.stored_kv import StoredKV
+from blendrag.engine.blend.fused_prefill import FusedPrefill
+from blendrag.engine.blend.question_pass import QuestionPass
+from blendrag.engine.blend.stored_kv import StoredKV
+from blendrag.engine.forward.decoder import Decoder
+from blendrag.engine.forward.indices import Ints
+from blendrag.engine.forward.paged import PagedCache
+from blendrag.engine.forward.prompt_forward import CachedSpan, Note, PromptForward, PromptTokens, Stopwatch
+from blendrag.engine.forward.ranks import ALONE, Ranks
+from blendrag.engine.forward.slices import Pace, Sliced, beside
+from blendrag.engine.wire.recipe import BlendOrder
+from blendrag.engine.wire.report import BlendReport, out_of_memory
 from blendrag.load.layers import SteadyLayers, StoredLayers
 from blendrag.load.loader import LayerLoader, LoadFailedError, LoadSpan, own_rows
 from blendrag.load.trace import Trace

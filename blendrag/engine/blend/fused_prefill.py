@@ -15,10 +15,10 @@ from functools import partial
 import numpy as np
 import torch
 
-from blendrag.engine.worker.decoder import Projected
-from blendrag.engine.worker.indices import Indices, Ints, upload
-from blendrag.engine.worker.prompt_forward import PromptForward
-from blendrag.engine.worker.stored_kv import StoredKV
+from blendrag.engine.blend.stored_kv import StoredKV
+from blendrag.engine.forward.decoder import Projected
+from blendrag.engine.forward.indices import Indices, Ints, upload
+from blendrag.engine.forward.prompt_forward import PromptForward
 from blendrag.select.deviation import deviation
 from blendrag.select.interface import CachedTokens, Selector
 

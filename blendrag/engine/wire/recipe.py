@@ -11,7 +11,7 @@ from typing import Any
 
 import xxhash
 
-from blendrag.engine.prefixes import PATH
+from blendrag.engine.wire.prefixes import PATH
 from blendrag.errors import ConfigError
 from blendrag.options import DEFAULTS, BlendOptions
 

@@ -13,11 +13,11 @@ import torch
 
 from blendrag.attention.question import question_attention
 from blendrag.attention.scores import Scores
+from blendrag.engine.blend.stored_kv import StoredKV
 from blendrag.engine.compat.model import scale_of, scores_of
-from blendrag.engine.worker.decoder import Projected
-from blendrag.engine.worker.indices import Indices, upload
-from blendrag.engine.worker.prompt_forward import PromptForward
-from blendrag.engine.worker.stored_kv import StoredKV
+from blendrag.engine.forward.decoder import Projected
+from blendrag.engine.forward.indices import Indices, upload
+from blendrag.engine.forward.prompt_forward import PromptForward
 
 
 class QuestionPass:

@@ -19,10 +19,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from blendrag.engine.worker.decoder import Attended, Decoder, Projected
-from blendrag.engine.worker.indices import Indices, Ints, upload
-from blendrag.engine.worker.paged import PagedCache
-from blendrag.engine.worker.slices import exhaust
+from blendrag.engine.forward.decoder import Attended, Decoder, Projected
+from blendrag.engine.forward.indices import Indices, Ints, upload
+from blendrag.engine.forward.paged import PagedCache
+from blendrag.engine.forward.slices import exhaust
 from blendrag.store.contexts import Ids
 
 _BETWEEN = 16  # tokens that a separator may have

@@ -6,8 +6,8 @@ from collections.abc import Collection
 from typing import Any
 
 from blendrag.engine.compat.connector import RequestBlocks
-from blendrag.engine.recipe import EvictionOrder, Recipe
-from blendrag.engine.report import Eviction
+from blendrag.engine.wire.recipe import EvictionOrder, Recipe
+from blendrag.engine.wire.report import Eviction
 
 
 class BlockFreeing:

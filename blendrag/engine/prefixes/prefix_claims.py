@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from blendrag.engine.prefixes import NodeLoad, NodeSave, PrefixPath, read_path
+from blendrag.engine.wire.prefixes import NodeLoad, NodeSave, PrefixPath, read_path
 
 _LEAST = 64  # tokens: computing fewer is faster, together with what is behind them
 

@@ -13,9 +13,9 @@ from concurrent.futures import Executor, wait
 from statistics import median
 from typing import Any, NamedTuple, TypeVar
 
-from blendrag.engine.recipe import BlendOrder
-from blendrag.engine.report import BlendReport
-from blendrag.engine.worker.ranks import ALONE, Ranks
+from blendrag.engine.forward.ranks import ALONE, Ranks
+from blendrag.engine.wire.recipe import BlendOrder
+from blendrag.engine.wire.report import BlendReport
 
 IDLE_S = 0.04
 """Seconds of a slice while the engine computes nothing else: how long a new request may have to wait."""

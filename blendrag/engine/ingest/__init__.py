@@ -1,0 +1,1 @@
+"""KV of chunks, computed apart from requests, and long operations in slices."""

@@ -1,0 +1,1 @@
+"""Exact prefixes in an engine: nodes of a tree go into requests' blocks, and out of them."""

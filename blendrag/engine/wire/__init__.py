@@ -1,0 +1,1 @@
+"""What the client, the scheduler and the worker of an engine tell each other: plain data."""
