@@ -58,12 +58,12 @@ def serve(
     from blendrag.engine.client.launch import server_environment
     from blendrag.engine.client.requirement import require_server
     from blendrag.engine.client.watchdog import ENDS_WITHIN_S
+    from blendrag.files.lock import IndexLock
     from blendrag.models import resolve_model
     from blendrag.server.address import check_address
     from blendrag.server.command import check_given, serve_command, settings_among, tenants
     from blendrag.server.keys import read_keys
     from blendrag.settings import Settings
-    from blendrag.store.lock import IndexLock
 
     require_server()
     words = words or []

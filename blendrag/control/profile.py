@@ -9,8 +9,8 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from blendrag.errors import StoreError
+from blendrag.files.private import make_folder, write_whole
 from blendrag.machine import Machine
-from blendrag.private import make_folder, write_whole
 from blendrag.store.identity import ALONE, KVIdentity
 
 VERSION = 1

@@ -17,7 +17,7 @@ from safetensors.numpy import save
 from blendrag.errors import BlendragWarning, PredictorError
 from blendrag.eviction.classifier import Classifier, shapes
 from blendrag.eviction.hazard import FEATURES, Hazard
-from blendrag.private import make_folder, write_whole
+from blendrag.files.private import make_folder, write_whole
 
 VERSION = "3"  # of the file, of the rows that the predictor reads, and of the meaning of the table's features
 

@@ -22,9 +22,9 @@ import numpy.typing as npt
 
 from blendrag.errors import PredictorError, StoreError
 from blendrag.eviction.fitted import VERSION, evictor_folder
+from blendrag.files.sqlite import connect, transaction
 from blendrag.forecast.conversation import Window
 from blendrag.forecast.features import Rows, Vector
-from blendrag.store.sqlite import connect, transaction
 
 CAPACITY = 100_000  # prompts; with MiniLM's rows 200 MB
 ENDED_AFTER_S = 3600.0  # a conversation that was silent for so long does not go on

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from blendrag.errors import StoreError
+from blendrag.files.private import make_file, make_folder
+from blendrag.files.sqlite import transaction
 from blendrag.index.formats import READER_VERSION
 from blendrag.index.loaders import Document
-from blendrag.private import make_file, make_folder
-from blendrag.store.sqlite import transaction
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS documents (

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from blendrag.errors import SourceError, StoreError
+from blendrag.files import sqlite
 from blendrag.index.ingest import DocumentPipeline
 from blendrag.serving.library import Library
-from blendrag.store import sqlite
 from blendrag.store.maintenance.closed_index import disk_errors, other_tiers
 from blendrag.store.tiers import Tier, TierError
 from blendrag.store.tiers.disk import QUARANTINE, SUFFIX

@@ -14,6 +14,7 @@ import xxhash
 from blendrag.chat.request import ChatRequest, Source, check_names
 from blendrag.embedder import Embedder
 from blendrag.errors import ConfigError, EmptyIndexError, PromptTooLongError, StoreError
+from blendrag.files.lock import IndexLock
 from blendrag.index.answering import LEAST_ANSWER_TOKENS, Answering, AskOptions
 from blendrag.index.ingest import DocumentPipeline, IngestReport
 from blendrag.index.ledger import Ledger
@@ -24,7 +25,6 @@ from blendrag.progress import Progress, progress_bar
 from blendrag.prompt import Messages
 from blendrag.remote.chat import RemoteChat
 from blendrag.serving.collection import KeptDocuments
-from blendrag.store.lock import IndexLock
 from blendrag.store.maintenance.closed_index import no_index
 from blendrag.text import encodable, plain
 

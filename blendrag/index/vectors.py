@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import xxhash
 
 from blendrag.errors import StoreError, StoreMismatchError
-from blendrag.private import make_file, make_folder
-from blendrag.store import sqlite
+from blendrag.files import sqlite
+from blendrag.files.private import make_file, make_folder
 from blendrag.text import encodable
 
 _COLLECTION = "chunks"

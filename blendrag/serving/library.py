@@ -18,6 +18,7 @@ from blendrag.engine.client.running import RunningEngine
 from blendrag.engine.wire.prefixes import PrefixPath
 from blendrag.engine.wire.recipe import Recipe, spans_of
 from blendrag.errors import BlendragWarning, ConfigError, EngineClosedError, StoreError
+from blendrag.files.lock import IndexLock, Turns
 from blendrag.models import load_tokenizer, model_window, resolve_model
 from blendrag.options import BlendOptions
 from blendrag.progress import Progress
@@ -33,7 +34,6 @@ from blendrag.settings import Settings
 from blendrag.store.catalogue import Catalogue
 from blendrag.store.codec import CODECS
 from blendrag.store.contexts import Contexts, NewChunk
-from blendrag.store.lock import IndexLock, Turns
 
 _MOST_REUSED = 10
 

@@ -22,7 +22,7 @@ from typing import Any, Literal
 import numpy as np
 
 from blendrag.errors import StoreError, StoreMismatchError
-from blendrag.store import sqlite
+from blendrag.files import sqlite
 from blendrag.store.catalogue_schema import create, mismatch, stored_identity
 from blendrag.store.contexts import Ids, NewChunk
 from blendrag.store.identity import KVIdentity

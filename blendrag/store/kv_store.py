@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from blendrag.errors import ConfigError
+from blendrag.files.lock import IndexLock
 from blendrag.store.catalogue import Catalogue
 from blendrag.store.identity import NO_CONTEXT, KVIdentity
 from blendrag.store.kv_reader import KVReader, WantedChunks, close_all, read_whole
-from blendrag.store.lock import IndexLock
 from blendrag.store.primary import Primary, delete_from
 from blendrag.store.record import DamagedError, Layout, Miss, Reason, Record
 from blendrag.store.replicas import Replicas

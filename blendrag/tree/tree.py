@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from blendrag.errors import StoreError, StoreMismatchError
-from blendrag.store import sqlite
+from blendrag.files import sqlite
 from blendrag.store.catalogue import Catalogue, Totals
 from blendrag.store.contexts import NewChunk
 from blendrag.store.identity import KVIdentity

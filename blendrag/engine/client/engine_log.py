@@ -8,7 +8,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from blendrag.private import make_file, make_folder
+from blendrag.files.private import make_file, make_folder
 
 VARIABLE = "BLENDRAG__LOG"  # the log file, in the environment of an engine's processes
 

@@ -21,9 +21,9 @@ from blendrag.engine.client import engine_log
 from blendrag.engine.client.reasoning import engine_parser
 from blendrag.engine.wire import start_error
 from blendrag.errors import ConfigError, EngineBusyError
+from blendrag.files.private import can_make
 from blendrag.models import attention_heads
 from blendrag.names import closest
-from blendrag.private import can_make
 from blendrag.settings import PREFIX_CACHING, Settings
 
 # The settings that an engine is started with. All others may differ from request to request.

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from blendrag.errors import StoreError, StoreFullError
+from blendrag.files.lock import IndexLock
 from blendrag.store.catalogue import Catalogue
-from blendrag.store.lock import IndexLock
 from blendrag.store.record import Layout
 from blendrag.store.stack import TierSpec, primary_at
 from blendrag.store.tiers import Context, Tier, TierError, make_tier

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from blendrag.files.sqlite import compact
 from blendrag.progress import SILENT, Progress
 from blendrag.store.maintenance.closed_index import (
     DATABASES,
@@ -16,7 +17,6 @@ from blendrag.store.maintenance.closed_index import (
     remove,
 )
 from blendrag.store.record import Layout
-from blendrag.store.sqlite import compact
 from blendrag.store.stack import OWN_FOLDER, TierSpec, primary_at
 from blendrag.store.tiers import Context, DiskTier, TierError, make_tier
 

@@ -14,10 +14,10 @@ from typing import Any, Literal
 import torch
 
 from blendrag.errors import StoreError
+from blendrag.files.sqlite import check
 from blendrag.progress import SILENT, Progress
 from blendrag.store.maintenance.closed_index import ClosedIndex, RecordFolder, record_folders, remove
 from blendrag.store.record import DamagedError, Layout
-from blendrag.store.sqlite import check
 from blendrag.store.stack import OWN_FOLDER, TierSpec
 from blendrag.store.tiers import DiskTier, Opened, Read, Tier, TierError
 

@@ -10,8 +10,8 @@ import pytest
 from typer.testing import Result
 
 from blendrag.errors import StoreError
+from blendrag.files.lock import IndexLock
 from blendrag.store.catalogue import Catalogue
-from blendrag.store.lock import IndexLock
 from blendrag.store.maintenance import gc
 from blendrag.store.maintenance.verify import Verifier
 from blendrag.store.tiers import TierSpec

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from blendrag.store.lock import IndexLock
+from blendrag.files.lock import IndexLock
 from places import ROOT
 
 ASKED = """

@@ -10,7 +10,7 @@ import pytest
 import torch
 from typer.testing import Result
 
-from blendrag.store.lock import IndexLock
+from blendrag.files.lock import IndexLock
 from blendrag.store.tiers import TierSpec
 from blendrag.tree import path_of
 from blendrag.tree.store import NodeStore, StoredNode

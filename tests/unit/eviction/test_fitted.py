@@ -124,7 +124,7 @@ def test_writer_that_is_killed_leaves_the_old_file(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("blendrag.private.os.replace", killed)
+        patch.setattr("blendrag.files.private.os.replace", killed)
         save_fitted(file, Fitted(hazard=table()))
     assert load_fitted(file).classifier is not None
     assert [path.name for path in tmp_path.iterdir()] == ["f"]

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from blendrag.errors import EngineBusyError, ModelNotFoundError, StoreInUseError, StoreMismatchError
+from blendrag.files.lock import IndexLock
 from blendrag.serving import owners
 from blendrag.serving.lease import Lease, default_kv_dir
 from blendrag.serving.owners import owner_of, volatile
 from blendrag.settings import Settings
-from blendrag.store.lock import IndexLock
 
 SMALL, LARGE = Settings.load(max_model_len=512), Settings.load(max_model_len=1024)
 

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blendrag.errors import StoreError, StoreInUseError
+from blendrag.files.lock import IndexLock
 from blendrag.store.catalogue import Catalogue
-from blendrag.store.lock import IndexLock
 from blendrag.store.maintenance.closed_index import closed_index
 from blendrag.store.record import Layout
 from closed import DISK, collected, filled, flip, found, verified, write_record

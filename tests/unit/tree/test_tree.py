@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from blendrag.errors import StoreError
 from blendrag.eviction import POLICIES
 from blendrag.eviction.gdsf import GDSF
+from blendrag.files import sqlite as files
 from blendrag.store import catalogue
-from blendrag.store import sqlite as files
 from blendrag.store.identity import KVIdentity
 from blendrag.store.stack import TierSpec
 from blendrag.store.tiers.local import LocalTier

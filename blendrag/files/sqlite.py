@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from blendrag.errors import StoreError, StoreFullError
-from blendrag.private import make_file, make_folder
+from blendrag.files.private import make_file, make_folder
 
 _TIMEOUT_S = 30.0
 _NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM)

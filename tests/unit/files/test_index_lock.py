@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from blendrag.errors import StoreError, StoreInUseError
-from blendrag.store.lock import IndexLock, Turns
+from blendrag.files.lock import IndexLock, Turns
 from forked import Forked
 
 HOLDER = """
 import sys
 from pathlib import Path
-from blendrag.store.lock import IndexLock
+from blendrag.files.lock import IndexLock
 lock = IndexLock(Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.readline()
@@ -100,7 +100,7 @@ def test_process_whose_client_goes_on_is_not_waited_for(tmp_path: Path) -> None:
 COUNTER = """
 import sys
 from pathlib import Path
-from blendrag.store.lock import Turns
+from blendrag.files.lock import Turns
 file, turns = Path(sys.argv[1]) / "count", Turns(Path(sys.argv[1]) / "turns")
 for _ in range(50):
     with turns.mine(), turns.mine():

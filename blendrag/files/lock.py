@@ -13,7 +13,7 @@ import psutil  # type: ignore[import-untyped]
 from filelock import FileLock, Timeout
 
 from blendrag.errors import StoreError, StoreInUseError
-from blendrag.private import make_file, make_folder
+from blendrag.files.private import make_file, make_folder
 
 _LOOK_S = 0.05
 

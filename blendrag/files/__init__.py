@@ -1,0 +1,1 @@
+"""The files of an index: private to their user, locked to one program, some of them SQLite's."""
