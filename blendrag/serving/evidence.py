@@ -123,7 +123,7 @@ def _evidence(
 
 def _of_path(plan: PromptPlan, path: PrefixPath, plain: str | None, last: Delta) -> Evidence:
     """Return the evidence of a prompt that began with an exact prefix, or left one behind."""
-    spans, report = plan.spans(), last.report or BlendReport(prefix=last.prefix_tokens)
+    spans, report = plan.spans, last.report or BlendReport(prefix=last.prefix_tokens)
     whole = path.held_end == spans[-1][1] + spans[-1][2]
     return Evidence(
         len(plan.token_ids),

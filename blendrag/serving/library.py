@@ -16,7 +16,7 @@ from typing import Any
 from blendrag.compress import check_budget
 from blendrag.engine.client.running import RunningEngine
 from blendrag.engine.prefixes import PrefixPath
-from blendrag.engine.recipe import Recipe, spans_of
+from blendrag.engine.recipe import Recipe
 from blendrag.errors import BlendragWarning, ConfigError, EngineClosedError, StoreError
 from blendrag.models import load_tokenizer, model_window, resolve_model
 from blendrag.options import BlendOptions
@@ -400,11 +400,11 @@ class Library:
         if (store := self.session.open()) is None:
             return None, f"this model is not blended: {engine.facts.reason}"
         ready = self.catalogue.ready(plan.cached_keys)
-        spans = spans_of([span for span in plan.transfer_params() if span[0] in ready])
-        cached, least = sum(length for _, _, length in spans), options.min_cached_tokens
-        if not spans or cached < least:
-            return None, f"only {cached} cached tokens, fewer than min_cached_tokens = {least}"
-        return Recipe(store.id, spans, options), None
+        recipe = Recipe(store.id, tuple(span for span in plan.spans if span[0] in ready), options)
+        if not recipe.spans or recipe.cached < options.min_cached_tokens:
+            least = options.min_cached_tokens
+            return None, f"only {recipe.cached} cached tokens, fewer than min_cached_tokens = {least}"
+        return recipe, None
 
     def path(self, plan: PromptPlan, recipe: Recipe | None) -> tuple[PrefixPath | None, Recipe | None]:
         """Return a plan's way through the tree of exact prefixes, if it is not blended or all of its

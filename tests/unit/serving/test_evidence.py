@@ -24,7 +24,7 @@ PLAN = PromptPlan(
     ),
     (),
 )
-RECIPE = Recipe("store", tuple(PLAN.spans()))
+RECIPE = Recipe("store", PLAN.spans)
 NODES = (("n0", 10), ("n1", 40), ("n2", 80))
 
 
