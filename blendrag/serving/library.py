@@ -17,7 +17,7 @@ from blendrag.compress import check_budget
 from blendrag.engine.client.running import RunningEngine
 from blendrag.engine.prefixes import PrefixPath
 from blendrag.engine.recipe import Recipe
-from blendrag.errors import BlendragWarning, ConfigError, EngineClosedError, StoreError
+from blendrag.errors import BlendragError, BlendragWarning, ConfigError, EngineClosedError, StoreError
 from blendrag.models import load_tokenizer, model_window, resolve_model
 from blendrag.options import BlendOptions
 from blendrag.progress import Progress
@@ -26,6 +26,7 @@ from blendrag.select import make_selector
 from blendrag.serving.forecaster import FORECASTS, Forecaster, wants_forecasts
 from blendrag.serving.identity import kv_identity, prefix_ids
 from blendrag.serving.known_texts import KnownTexts
+from blendrag.serving.planned import PlannedPrompt
 from blendrag.serving.prefill import INGEST_BATCH_TOKENS, PrefillReport, batches, prefill_pending
 from blendrag.serving.prefixes import Prefixes, tree_folder
 from blendrag.serving.session import EngineSession, StartEngine
@@ -417,6 +418,31 @@ class Library:
             self.prefixes.failed += 1
             self._without_tree(error)
             return None, recipe
+
+    def prepare(self, plan: PromptPlan, options: BlendOptions, *, exact: bool = True) -> PlannedPrompt:
+        """Return a plan with how it is prefilled. exact: it may begin with an exact prefix, which all prompts
+        share. Raises as :meth:`recipe` does."""
+        recipe, plain = self.recipe(plan, options)
+        path, recipe = self.path(plan, recipe) if exact else (None, recipe)
+        return PlannedPrompt(plan, recipe, path, plain, options.kv_budget)
+
+    def answered(
+        self,
+        plan: PromptPlan,
+        missing: Iterable[str],
+        prompt: Messages | str,
+        conversation: str | None,
+        seconds: float,
+    ) -> int:
+        """Do what is left to do behind an answer, which is given whatever becomes of that: repair what was
+        missing, and have the forecaster note the prompt (:meth:`Forecaster.answered`). Returns the tokens
+        repaired."""
+        stored = 0
+        with contextlib.suppress(BlendragError):
+            stored = self.repair(missing) if missing else 0
+        if self.forecaster:
+            self.forecaster.answered(prompt, plan, conversation, seconds)
+        return stored
 
     def repair(self, missing: Iterable[str]) -> int:
         """Prefill chunks again whose KV was found missing or damaged, or has to be another, beside prompts.

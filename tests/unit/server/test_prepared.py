@@ -185,10 +185,10 @@ def test_prompt_that_cannot_be_planned_is_unchanged_and_counted(
 ) -> None:
     blending = begin(namespace="acme")
     request, about = prepared(blending, kind, blendrag={})
-    assert about.plan is not None and counted() == {}
+    assert about.prompt is not None and counted() == {}
     monkeypatch.setattr(blending.library, "plan", broken(blending))
     request, about = prepared(blending, kind, blendrag={})
-    assert about.plan is None and said in str(about.plain)
+    assert about.prompt is None and said in str(about.plain)
     assert (request.kv_transfer_params, request.cache_salt) == (None, "acme:")
     assert kind is CHAT or isinstance(request.prompt, str)
     assert counted() == {reason: 1}
@@ -237,8 +237,8 @@ def test_planning_takes_no_longer_the_more_texts_are_known(begin: Open) -> None:
         begun = time.perf_counter()
         _, about = prepared(blending, COMPLETION, prompt=prompt, blendrag={})
         times.append(1e3 * (time.perf_counter() - begun))
-    assert about.plan is not None and about.unplanned is None
-    tokens, middle = len(about.plan.token_ids), sorted(times)[len(times) // 2]
+    assert about.prompt is not None and about.unplanned is None
+    tokens, middle = len(about.prompt.plan.token_ids), sorted(times)[len(times) // 2]
     print(f"{count} texts, {tokens} tokens: {middle:.1f} ms, {min(times):.1f} at best")
 
 
