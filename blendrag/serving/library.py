@@ -33,7 +33,7 @@ from blendrag.serving.session import EngineSession, StartEngine
 from blendrag.settings import Settings
 from blendrag.store.catalogue import Catalogue
 from blendrag.store.codec import CODECS
-from blendrag.store.contexts import Contexts, NewChunk
+from blendrag.store.contexts import Chunk, Contexts
 from blendrag.store.lock import IndexLock, Turns
 
 _MOST_REUSED = 10
@@ -45,7 +45,7 @@ class _Document:
     owner."""
 
     made: dict[str, str] = field(default_factory=dict)
-    last: list[NewChunk] = field(default_factory=list)
+    last: list[Chunk] = field(default_factory=list)
 
 
 class Library:
@@ -253,14 +253,14 @@ class Library:
         self.drop(orphans)
         self.repair(chunk.key for chunks in moved.values() for chunk in chunks)
 
-    def _chunks(self, texts: Iterable[str], document: _Document, held: Iterable[NewChunk]) -> list[NewChunk]:
+    def _chunks(self, texts: Iterable[str], document: _Document, held: Iterable[Chunk]) -> list[Chunk]:
         """Return the next chunks of a document. held: those that stay; a text that comes again is the chunk
         it was."""
-        before, chunks = document.last, list[NewChunk]()
+        before, chunks = document.last, list[Chunk]()
         known = {chunk.text: chunk for chunk in held}
         for text in texts:
             if text not in known and text in document.made:
-                known[text] = self.catalogue.entries_of([document.made[text]])[0].chunk()
+                known[text] = self.catalogue.entries_of([document.made[text]])[0]
             elif text not in known:
                 if not (ids := encode_document(self.tokenizer, text)):
                     continue
@@ -271,12 +271,12 @@ class Library:
         document.last = chunks or before
         return chunks
 
-    def _without(self, owners: Iterable[str]) -> dict[str, list[NewChunk]]:
+    def _without(self, owners: Iterable[str]) -> dict[str, list[Chunk]]:
         """Return the chunks of other owners whose KV has traces of what only these own, as they are to be
         when these have left."""
         leaving = set(owners)
         going = set(self.catalogue.only_of(*leaving))
-        renewed: dict[str, NewChunk] = {}
+        renewed: dict[str, Chunk] = {}
         for entry in self.catalogue.behind(going):
             if entry.key not in going:
                 before = renewed.get(entry.after)
@@ -287,7 +287,7 @@ class Library:
             if owner not in leaving
         }
 
-    def _take(self, owned: Mapping[str, Sequence[NewChunk]]) -> list[str]:
+    def _take(self, owned: Mapping[str, Sequence[Chunk]]) -> list[str]:
         """Register chunks by owner. Returns keys whose KV can go."""
         orphans: list[str] = []
         for owner, chunks in owned.items():

@@ -324,7 +324,7 @@ def test_documents_whose_prefix_is_stored_come_first(open_index: Open, folder: P
         settled(index)
     assert index._chat.order(["unknown", *texts[::-1]]) == [*(1 + place for place in places[::-1]), 0]
     hits = index.retrieve(question)
-    index._retriever.search = lambda *_: hits[::-1]  # type: ignore[method-assign]
+    index.retrieve = lambda *_: hits[::-1]  # type: ignore[method-assign]
     assert ask(index, question).evidence.mode == "exact"
 
 

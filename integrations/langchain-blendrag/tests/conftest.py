@@ -12,7 +12,7 @@ from langchain_core.embeddings import DeterministicFakeEmbedding, Embeddings
 from blendrag.engine.operations import Ingested
 from blendrag.errors import EngineError
 from blendrag.serving.library import Library
-from blendrag.store.catalogue import Entry
+from blendrag.store.contexts import Chunk
 from engine_facts import FACTS
 from langchain_blendrag import ChatBlend
 
@@ -55,7 +55,7 @@ class EngineRecorder:
     def settle(self) -> None:
         pass
 
-    def ingest(self, chunks: Sequence[Entry]) -> Ingested:
+    def ingest(self, chunks: Sequence[Chunk]) -> Ingested:
         self._texts |= {chunk.key: chunk.text for chunk in chunks}
         for chunk in chunks:
             self.prefilled.append(chunk.text)
@@ -64,7 +64,7 @@ class EngineRecorder:
         self.tokens += tokens
         return Ingested(tokens, 0, 0.0, 0)
 
-    def ingest_later(self, chunks: Sequence[Entry]) -> None:
+    def ingest_later(self, chunks: Sequence[Chunk]) -> None:
         self.ingest(chunks)
 
     def flush(self) -> int:
