@@ -61,7 +61,7 @@ class Chat(ChatModel):
         if self.settings.documents_first and (
             library := self._library or self._lease.opened(self.settings, self.kv_dir)
         ):
-            return library.order_texts(map(encodable, texts))
+            return library.order(map(encodable, texts))
         return super().order(texts)
 
     @property

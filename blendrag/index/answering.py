@@ -86,12 +86,12 @@ class Answering(ABC):
             return self._chat.request(prompt, **asked)
         if not prompt.strip():
             raise ConfigError("the question is empty")
-        said = [*history, {"role": "user", "content": prompt}] if history else prompt
-        request = self._chat.request(said, **asked)  # a wrong option is said before anything is searched
+        messages = [*history, {"role": "user", "content": prompt}] if history else prompt
+        request = self._chat.request(messages, **asked)  # a wrong option is said before anything is searched
         found, left_out = self.retrieve(prompt, similarity_top_k), list[Source]()
         window = self._window
         while found:
-            one = replace(self._asking(request, prompt, history, found, left_out), sources=tuple(found))
+            one = replace(self._asking(request, found, left_out), sources=tuple(found))
             with contextlib.suppress(PromptTooLongError):
                 room = window - self._chat.count_tokens(one)
                 if room >= _LEAST_ANSWER_TOKENS:
@@ -108,15 +108,10 @@ class Answering(ABC):
 
     @abstractmethod
     def _asking(
-        self,
-        request: ChatRequest,
-        question: str,
-        history: Messages,
-        found: Sequence[Source],
-        left_out: Sequence[Source],
+        self, request: ChatRequest, found: Sequence[Source], left_out: Sequence[Source]
     ) -> ChatRequest:
-        """Return the request with a prompt of system prompt, history, these documents and the question.
-        left_out: documents that do not fit the window."""
+        """Return the request with these documents put before its question. left_out: those that do not fit
+        the window."""
 
     def explain(self, prompt: str | Messages, **options: Unpack[AskOptions]) -> list[dict[str, Any]]:
         """Return what would be reused, without asking: a row per segment of the prompt, then the documents
@@ -150,3 +145,11 @@ class Answering(ABC):
                     yield piece.text
                 if piece.answer is not None:
                     yield piece.answer
+
+
+def said(request: ChatRequest) -> tuple[Messages, str]:
+    """Return the earlier messages of a question's request, and the question."""
+    if isinstance(request.messages, str):
+        return (), request.messages
+    *history, last = request.messages
+    return history, last["content"]

@@ -14,7 +14,7 @@ from blendrag.compress import check_budget
 from blendrag.embedder import Embedder
 from blendrag.engine.client.running import RunningEngine
 from blendrag.errors import ConfigError, EmptyIndexError
-from blendrag.index.answering import Answering
+from blendrag.index.answering import Answering, said
 from blendrag.index.ingest import Chunking, DocumentPipeline, IngestReport
 from blendrag.index.ledger import Ledger
 from blendrag.index.loaders import Item
@@ -23,12 +23,12 @@ from blendrag.index.split import Splitter
 from blendrag.index.vectors import VectorStore
 from blendrag.models import resolve_embedder
 from blendrag.progress import Progress, progress_bar
-from blendrag.prompt import DocumentNote, KnownText, Messages, assemble
+from blendrag.prompt import DocumentNote, KnownText, assemble
 from blendrag.select import make_selector
 from blendrag.serving.library import Library
 from blendrag.settings import Settings
 from blendrag.store.maintenance.closed_index import no_index
-from blendrag.text import encodable, plain
+from blendrag.text import encodable
 
 _OF_CHUNKS = ("chunk_tokens", "chunk_overlap", "context_tokens")  # settings that make other ones
 
@@ -90,8 +90,8 @@ class BlendIndex(Answering):
         report = IngestReport()
         with progress_bar(progress) as bar:
             orphans = self._pipeline().take(items, report, bar)
-            self._library.drop(orphans)
-            self._library.prefill(report, bar)
+            self._library.texts.drop(orphans)
+            self._library.texts.prefill(report, bar)
         report.total_s = time.perf_counter() - begin
         return report
 
@@ -100,7 +100,7 @@ class BlendIndex(Answering):
         source = encodable(source)
         if source not in self._ledger.sources():
             raise EmptyIndexError(f"no document {source!r} in this index")
-        self._library.drop(self._pipeline().remove(source))
+        self._library.texts.drop(self._pipeline().remove(source))
 
     def purge(self, source: str) -> Purged:
         """Take a document out of the index and of every tier, servers as well, and overwrite its texts.
@@ -131,7 +131,7 @@ class BlendIndex(Answering):
         number of nodes that are new. Raises ConfigError where exact prefixes are off, or not for this model.
         """
         self._library.start()
-        if (prefixes := self._library.prefixes) is None:
+        if (prefixes := self._library.sidecars.prefixes) is None:
             raise ConfigError("exact prefixes are off, or not for this model: give a tier tree_bytes")
         plan = self._request(question, {"similarity_top_k": similarity_top_k}).plan
         return prefixes.grow(plan) if plan else 0
@@ -141,14 +141,10 @@ class BlendIndex(Answering):
         return self._library.start().max_model_len
 
     def _asking(
-        self,
-        request: ChatRequest,
-        question: str,
-        history: Messages,
-        found: Sequence[Source],
-        left_out: Sequence[Source],
+        self, request: ChatRequest, found: Sequence[Source], left_out: Sequence[Source]
     ) -> ChatRequest:
         library, s = self._library, self.settings
+        history, question = said(request)
         chunks = {
             one.key: one for one in library.catalogue.entries_of(hit.key for hit in [*found, *left_out])
         }
@@ -160,10 +156,10 @@ class BlendIndex(Answering):
         plan = assemble(
             library.tokenizer,
             system_prompt=s.system_prompt,
-            documents=[known[place] for place in library.order([text.key for text in known])],
+            documents=[known[place] for place in library.sidecars.order([text.key for text in known])],
             separator=s.separator,
-            question=encodable(question),
-            history=plain(history),
+            question=question,
+            history=history,
             template_options=request.chat_template_kwargs,
         )
         sizes = {key: len(chunk.token_ids) for key, chunk in chunks.items()}

@@ -13,19 +13,17 @@ import xxhash
 from blendrag.chat.request import ChatRequest, Source
 from blendrag.embedder import Embedder
 from blendrag.errors import StoreError
-from blendrag.index.answering import Answering
+from blendrag.index.answering import Answering, said
 from blendrag.index.ingest import DocumentPipeline, IngestReport
 from blendrag.index.ledger import Ledger
 from blendrag.index.loaders import Document, Item
 from blendrag.index.vectors import VectorStore
 from blendrag.models import resolve_embedder
 from blendrag.progress import Progress, progress_bar
-from blendrag.prompt import Messages
 from blendrag.remote.chat import RemoteChat
 from blendrag.serving.collection import KeptDocuments
 from blendrag.store.lock import IndexLock
 from blendrag.store.maintenance.closed_index import no_index
-from blendrag.text import encodable, plain
 
 
 class ServedIndex(Answering):
@@ -86,19 +84,14 @@ class ServedIndex(Answering):
     # -- questions ----------------------------------------------------------------------------------------
 
     def _asking(
-        self,
-        request: ChatRequest,
-        question: str,
-        history: Messages,
-        found: Sequence[Source],
-        left_out: Sequence[Source],
+        self, request: ChatRequest, found: Sequence[Source], left_out: Sequence[Source]
     ) -> ChatRequest:
         s, texts = self.settings, tuple(one.text for one in found)
         if not left_out:
             self._chat.prefetch(texts)
+        history, question = said(request)
         system = [{"role": "system", "content": s.system_prompt}] if s.system_prompt else []
-        content = s.separator.join([*texts, encodable(question)])
-        messages = [*system, *plain(history), {"role": "user", "content": content}]
+        messages = [*system, *history, {"role": "user", "content": s.separator.join([*texts, question])}]
         return replace(request, messages=messages, documents=texts)
 
 

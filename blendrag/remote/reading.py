@@ -168,16 +168,12 @@ def _json(data: str) -> dict[str, Any]:
 def _logprobs(found: dict[str, Any]) -> list[TokenLogprob]:
     if "tokens" in found:  # of a completion
         rows = zip(found["tokens"], found["token_logprobs"], found["top_logprobs"], strict=True)
-        return [TokenLogprob(token, logprob, _ranked((top or {}).items())) for token, logprob, top in rows]
+        return [TokenLogprob.of(token, logprob, (top or {}).items()) for token, logprob, top in rows]
     return [
-        TokenLogprob(
+        TokenLogprob.of(
             one["token"],
             one["logprob"],
-            _ranked((other["token"], other["logprob"]) for other in one["top_logprobs"]),
+            ((other["token"], other["logprob"]) for other in one["top_logprobs"]),
         )
         for one in found.get("content") or ()
     ]
-
-
-def _ranked(pairs: Any) -> tuple[tuple[str, float], ...]:
-    return tuple(sorted(pairs, key=lambda pair: -pair[1]))

@@ -140,7 +140,7 @@ class Blending:
     def end(self) -> None:
         """Have ingest stop behind what is being prefilled, and begin no other."""
         self._ending = True
-        self.library.stop_ingest()
+        self.library.texts.stop_ingest()
 
     def check_going_on(self) -> None:
         """Raise EngineClosedError after :meth:`end`."""
@@ -150,7 +150,7 @@ class Blending:
     def close(self) -> None:
         """Close before the engine ends: nothing grows any more, and what was noted of prompts is written
         down."""
-        self.library.stop_beside()
+        self.library.sidecars.stop()
 
     async def prepare(self, request: Any, fields: BlendFields, renderer: Any) -> Blended:
         """Make of vLLM's ``request`` one that is blended, if there is something to blend. Whatever goes wrong
@@ -273,7 +273,7 @@ class Blending:
             evidence = await self._evidence(prompt, about.ticket, answer)
             whose = evidence.missing, about.said, about.conversation, time.monotonic() - about.begun
             stored = 0
-            if evidence.missing or self.library.forecaster:
+            if evidence.missing or self.library.sidecars.forecaster:
                 stored = await self.ask(lambda: self.library.answered(prompt.plan, *whose))
         except Exception as error:
             _log.exception("what became of a prompt is not known")

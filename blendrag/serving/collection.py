@@ -118,10 +118,10 @@ class Collection(KeptDocuments):
         return {owner.removeprefix(begins) for owner in self.library.catalogue.owners(begins)}
 
     def remove(self, ids: Iterable[str]) -> None:
-        self.library.release([self._owner(id) for id in ids])
+        self.library.texts.release([self._owner(id) for id in ids])
 
     def clear(self) -> None:
-        self.library.release(self.library.catalogue.owners(self._owner("")))
+        self.library.texts.release(self.library.catalogue.owners(self._owner("")))
 
     def _keep(
         self, documents: Texts, sources: Sources | None, progress: Progress | bool | None, *, only: bool
@@ -131,13 +131,13 @@ class Collection(KeptDocuments):
         owned = {self._owner(id): texts for id, texts in documents.items()}
         parts = {self._owner(id): source for id, source in sources.items()}
         with progress_bar(progress) as bar:
-            with self.library.changing():  # what is read here is what is changed
+            with self.library.texts.changing.mine():  # what is read here is what is changed
                 known = set(self.library.catalogue.owners(self._owner("")))
                 gone = known - owned.keys() if only else set()
-                new = self.library.register(owned, parts)
+                new = self.library.texts.register(owned, parts)
                 if gone:  # last, so that a text which another document has now keeps its KV
-                    self.library.release(gone)
-            self.library.prefill(report, bar)
+                    self.library.texts.release(gone)
+            self.library.texts.prefill(report, bar)
         report.added, report.changed = len(new - known), len(new & known)
         report.unchanged, report.removed = len(owned) - len(new), len(gone)
         return report

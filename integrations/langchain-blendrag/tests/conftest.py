@@ -24,7 +24,7 @@ class EngineRecorder:
 
     def __init__(self, library: Library) -> None:
         self._library = library
-        self.stack = library.session.stack
+        self.stack, self.prefix = library.session.stack, library.session.prefix
         self._texts: dict[str, str] = {}
         self.forget()
 
@@ -96,7 +96,7 @@ def _recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ChatBl
     llm = ChatBlend(kv_dir=tmp_path_factory.mktemp("recorded") / "kv")
     library = llm.chat.library
     recorder: Any = EngineRecorder(library)
-    library.session = recorder
+    library.session = library.texts.session = library.sidecars.session = recorder
     yield llm, recorder
     llm.close()
 
@@ -106,7 +106,7 @@ def recorded_llm(_recorded: tuple[ChatBlend, EngineRecorder]) -> ChatBlend:
     """Holds no documents yet; its engine has not started, and is the ``recorder``."""
     llm, recorder = _recorded
     library = llm.chat.library
-    library.release(library.catalogue.owners())
+    library.texts.release(library.catalogue.owners())
     recorder.forget()
     return llm
 
