@@ -144,18 +144,6 @@ class VectorStore:
             )
         return sorted(found, key=lambda row: (row.source, row.ordinal))
 
-    def sources(self) -> set[str]:
-        """Return the sources that have rows."""
-        found: set[str] = set()
-        for offset in range(0, self._rows.count(), _PAGE):
-            page = self._rows.get(limit=_PAGE, offset=offset, include=["metadatas"])
-            found.update(str(row[_SOURCE]) for row in page["metadatas"] or ())
-        return found
-
-    def count(self) -> int:
-        """Return the number of rows; a chunk that occurs in two documents has two."""
-        return int(self._rows.count())
-
     def _ids_of(self, source: str) -> set[str]:
         return set(self._rows.get(where={_SOURCE: source}, include=[])["ids"])
 

@@ -67,10 +67,6 @@ class PromptPlan:
         return sum(len(segment.token_ids) for segment in self.cached_segments)
 
     @property
-    def fresh_tokens(self) -> int:
-        return len(self.token_ids) - self.cached_tokens
-
-    @property
     def spans(self) -> tuple[Span, ...]:
         """The spans of the cached segments, ascending."""
         return tuple(

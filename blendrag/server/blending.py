@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from threading import BoundedSemaphore
-from typing import Annotated, Any, TypeVar, cast
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 import xxhash
 from fastapi import Request
@@ -40,6 +40,8 @@ FIELD_NAME = "blendrag"
 _COUNTS = ("prompt", "mode", "reused", "exact", "recomputed", "fresh", "prefix", "plain")
 _CLIENTS = ("speculation", "resumed")  # facts that clients have for themselves
 
+Work = Literal["plan", "read", "ask", "change", "ingest"]
+_THREADS: dict[Work, int] = {"plan": 2, "read": 2, "ask": 2, "change": 1, "ingest": 1}
 _MOST_INGESTS = 8  # ingests of a tenant, with the one that is being done
 
 T = TypeVar("T")
@@ -129,11 +131,10 @@ class Blending:
         knows recipes of ours by. tool_parser: vLLM's name of the one that reads calls; empty for none."""
         self.library, self.settings, self.name, self.tool_parser = library, settings, name, tool_parser
         self._engine, self._seal = engine, seal
-        self._planner = ThreadPoolExecutor(2, thread_name_prefix="blendrag-planner")
-        self._asker = ThreadPoolExecutor(2, thread_name_prefix="blendrag-asker")
-        self._changer = ThreadPoolExecutor(1, thread_name_prefix="blendrag-changer")
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="blendrag-ingest")
-        self._reader = ThreadPoolExecutor(2, thread_name_prefix="blendrag-reader")
+        self._threads = {
+            work: ThreadPoolExecutor(count, thread_name_prefix=f"blendrag-{work}")
+            for work, count in _THREADS.items()
+        }
         self._room = BoundedSemaphore(_MOST_INGESTS)
         self._ending = False
 
@@ -227,30 +228,19 @@ class Blending:
         """The most tokens of prompt and answer together."""
         return self._engine.max_model_len
 
-    async def run(self, work: Callable[[], T]) -> T:
-        """Run in a thread what takes longer than a moment, and waits for nothing."""
-        return await asyncio.get_running_loop().run_in_executor(self._planner, work)
-
-    async def read(self, work: Callable[[], T]) -> T:
-        """Run in a thread what may take seconds, of many texts; no prompt is planned behind it, and what vLLM
-        does when the server is told to end does not wait for it."""
-        return await asyncio.get_running_loop().run_in_executor(self._reader, work)
-
-    async def ask(self, work: Callable[[], T]) -> T:
-        """Run in a thread what waits for the engine; no prompt is planned behind it."""
-        return await asyncio.get_running_loop().run_in_executor(self._asker, work)
-
-    async def change(self, work: Callable[[], T]) -> T:
-        """Run in a thread what waits for its turn at changing the catalogue; nothing but other changes waits
-        behind it."""
-        return await asyncio.get_running_loop().run_in_executor(self._changer, work)
+    async def run(self, do: Callable[[], T], work: Work = "plan") -> T:
+        """Run in a thread. plan: what takes longer than a moment, and waits for nothing. read: what may take
+        seconds, of many texts; what vLLM does when the server is told to end does not wait for it. ask: what
+        waits for the engine. change: what waits for its turn at changing the catalogue. None waits behind
+        work of another kind."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads[work], do)
 
     def ingest(self, work: Callable[[], None]) -> bool:
         """Run in a thread what waits for prefills, after all that was given before; no request waits behind
         it. Returns False, and nothing is done, if too much is waiting."""
         if not self._room.acquire(blocking=False):
             return False
-        self._writer.submit(work).add_done_callback(lambda _: self._room.release())
+        self._threads["ingest"].submit(work).add_done_callback(lambda _: self._room.release())
         return True
 
     def _namespace(self, salt: str | None) -> str:
@@ -274,7 +264,7 @@ class Blending:
             whose = evidence.missing, about.said, about.conversation, time.monotonic() - about.begun
             stored = 0
             if evidence.missing or self.library.sidecars.forecaster:
-                stored = await self.ask(lambda: self.library.answered(prompt.plan, *whose))
+                stored = await self.run(lambda: self.library.answered(prompt.plan, *whose), "ask")
         except Exception as error:
             _log.exception("what became of a prompt is not known")
             return {"plain": f"not known: {error}"}, {}

@@ -175,7 +175,11 @@ def assert_consistent(index: BlendIndex) -> None:
     """Ledger, catalogue, vectors and KV speak of the same documents and chunks."""
     entries = index._library.catalogue.entries()
     assert {entry.key for entry in entries if entry.state == "ready"} == files(index)
-    assert index._ledger.sources() == index._vectors.sources() == set(index._library.catalogue.owners())
+    assert (
+        index._ledger.sources()
+        == {row.source for row in index._vectors.rows()}
+        == set(index._library.catalogue.owners())
+    )
     keys = {key for record in index._ledger.documents() for key in record.chunk_keys}
     assert keys == {entry.key for entry in entries}
 

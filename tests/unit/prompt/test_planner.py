@@ -50,7 +50,6 @@ def test_planning_never_changes_the_text(
     assert plan.text == text == decode(tokenizer, plan.token_ids)
     whole = sum(isinstance(piece, int) for piece in layout)
     assert len(plan.cached_segments) >= whole
-    assert plan.cached_tokens + plan.fresh_tokens == len(plan.token_ids)
     for key, start, length in plan.spans:
         stored = ingested[int(key.removeprefix("key"))].token_ids
         assert plan.token_ids[start : start + length] == stored[:length]
