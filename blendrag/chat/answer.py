@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Self
 
 from blendrag.chat.request import Source
 from blendrag.chat.tools import InvalidToolCall, ToolCall
@@ -40,6 +40,11 @@ class TokenLogprob:
     token: str
     logprob: float
     top: tuple[tuple[str, float], ...]
+
+    @classmethod
+    def of(cls, token: str, logprob: float, others: Iterable[tuple[str, float]]) -> Self:
+        """Make one of a token and those in its place, in any order."""
+        return cls(token, logprob, tuple(sorted(others, key=lambda pair: -pair[1])))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +103,10 @@ class Piece:
 def token_logprobs(tokenizer: Any, delta: Delta) -> tuple[TokenLogprob, ...]:
     """Return the log probabilities of a piece, with tokens as text."""
     return tuple(
-        TokenLogprob(
+        TokenLogprob.of(
             tokenizer.decode([token]),
             at[token],
-            tuple((tokenizer.decode([one]), logprob) for one, logprob in _ranked(at)),
+            ((tokenizer.decode([one]), logprob) for one, logprob in at.items()),
         )
         for token, at in zip(delta.token_ids, delta.logprobs, strict=False)
     )
-
-
-def _ranked(at: dict[int, float]) -> Sequence[tuple[int, float]]:
-    return sorted(at.items(), key=lambda pair: -pair[1])

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from collections.abc import AsyncGenerator, Generator, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from blendrag.chat.interface import ChatModel
-from blendrag.chat.speculation import Speculation, Speculations, in_thread
+from blendrag.chat.speculation import Speculation, Speculations
 from blendrag.errors import (
     BlendragError,
     EngineBusyError,
@@ -24,7 +22,6 @@ from blendrag.settings import Settings
 from blendrag.text import encodable
 
 if TYPE_CHECKING:  # what makes a wrapper object must be quick, and import neither torch nor vLLM
-    from blendrag.chat.answer import Piece
     from blendrag.chat.request import ChatRequest, RequestOptions
     from blendrag.chat.turn import Turn
     from blendrag.prompt import Messages, PromptPlan
@@ -64,7 +61,7 @@ class Chat(ChatModel):
         if self.settings.documents_first and (
             library := self._library or self._lease.opened(self.settings, self.kv_dir)
         ):
-            return library.order_texts(map(encodable, texts))
+            return library.order(map(encodable, texts))
         return super().order(texts)
 
     @property
@@ -115,34 +112,8 @@ class Chat(ChatModel):
 
         return self._speculations.expect(request, begin)
 
-    def _pieces(self, request: ChatRequest) -> Generator[Piece]:
-        turn = self._speculations.turn(request, self._turn)
-        for left in range(request.max_retries, -1, -1):
-            try:
-                with contextlib.closing(turn.deltas()) as deltas:
-                    for delta in deltas:
-                        yield turn.feed(delta)
-                return
-            except EngineError as error:
-                if not left or self._repeated_after(error) is None or not turn.go_on(error):
-                    raise
-
-    async def _apieces(self, request: ChatRequest) -> AsyncGenerator[Piece]:
-        from blendrag.chat.turn import Turn
-
-        turn = await in_thread(lambda: self._speculations.turn(request, self._turn), Turn.cancel)
-        for left in range(request.max_retries, -1, -1):
-            try:
-                async with contextlib.aclosing(turn.adeltas()) as deltas:
-                    async for delta in deltas:
-                        ends = delta.finish_reason is not None  # may look into the store
-                        yield await asyncio.to_thread(turn.feed, delta) if ends else turn.feed(delta)
-                return
-            except EngineError as error:
-                if not left or self._repeated_after(error) is None:
-                    raise
-                if not await asyncio.to_thread(turn.go_on, error):
-                    raise
+    def _attempt(self, request: ChatRequest) -> Turn:
+        return self._speculations.turn(request, self._turn)
 
     def _repeated_after(self, error: BlendragError) -> float | None:
         """Return in how many seconds to ask again: an engine that died is started again; one that does not

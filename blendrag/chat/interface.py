@@ -15,6 +15,7 @@ from blendrag.settings import Settings
 
 if TYPE_CHECKING:  # what makes a wrapper object must be quick
     from blendrag.chat.answer import Answer, Piece
+    from blendrag.chat.attempt import Attempt
     from blendrag.chat.request import ChatRequest, RequestOptions
     from blendrag.prompt import Messages
     from blendrag.serving.collection import KeptDocuments
@@ -85,35 +86,47 @@ class ChatModel(ABC):
 
     def stream(self, request: ChatRequest) -> Generator[Piece]:
         """Yield the answer as it is generated. Closing the iterator stops the generation."""
+        attempt: Attempt | None = None
+        given = False
         for left in range(request.max_retries, -1, -1):
-            given = False
             try:
-                with contextlib.closing(self._pieces(request)) as pieces:
+                attempt = attempt or self._attempt(request)
+                with contextlib.closing(attempt.pieces()) as pieces:
                     for piece in pieces:
                         given = True
                         yield piece
                 return
             except BlendragError as error:
-                wait_s = self._repeated_after(error)
-                if given or not left or wait_s is None:
-                    raise
+                attempt, wait_s = self._next(attempt, error, left, given)
                 time.sleep(wait_s)
 
     async def astream(self, request: ChatRequest) -> AsyncGenerator[Piece]:
         """Do as ``stream`` in any event loop, which is not blocked."""
+        attempt: Attempt | None = None
+        given = False
         for left in range(request.max_retries, -1, -1):
-            given = False
             try:
-                async with contextlib.aclosing(self._apieces(request)) as pieces:
+                if attempt is None:
+                    attempt = await in_thread(lambda: self._attempt(request), lambda late: late.cancel())
+                async with contextlib.aclosing(attempt.apieces()) as pieces:
                     async for piece in pieces:
                         given = True
                         yield piece
                 return
             except BlendragError as error:
-                wait_s = self._repeated_after(error)
-                if given or not left or wait_s is None:
-                    raise
+                attempt, wait_s = await asyncio.to_thread(self._next, attempt, error, left, given)
                 await asyncio.sleep(wait_s)
+
+    def _next(
+        self, failed: Attempt | None, error: BlendragError, left: int, given: bool
+    ) -> tuple[Attempt | None, float]:
+        """Return the attempt that comes after one that failed like this (None: a new one), and in how many
+        seconds; raises the error if there is none. left: attempts that there may still be. given: whether
+        any of the answer was given out, so that only its rest may come."""
+        wait_s = self._repeated_after(error) if left else None
+        if wait_s is None or (given and not (failed and failed.go_on(error))):
+            raise error
+        return (failed if given else None), wait_s
 
     def speculate(self, request: ChatRequest) -> Speculation:
         """Say what will be asked soon, if nothing changes: its answer is begun, and kept back, if the engine
@@ -129,17 +142,13 @@ class ChatModel(ABC):
         return await in_thread(lambda: self.speculate(request), Speculation.end)
 
     @abstractmethod
-    def _pieces(self, request: ChatRequest) -> Generator[Piece]:
-        """Yield the pieces of one attempt."""
-
-    @abstractmethod
-    def _apieces(self, request: ChatRequest) -> AsyncGenerator[Piece]:
-        """Yield the pieces of one attempt."""
+    def _attempt(self, request: ChatRequest) -> Attempt:
+        """Return a new attempt. May take as long as an engine to start."""
 
     @abstractmethod
     def _repeated_after(self, error: BlendragError) -> float | None:
-        """Return in how many seconds a request is sent again that failed like this before anything was given
-        out; None: never."""
+        """Return in how many seconds there may be another attempt after one that failed like this; None:
+        never."""
 
     # -- about prompts ------------------------------------------------------------------------------------
 

@@ -60,12 +60,14 @@ class RequestOptions(BlendKeywords, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A chunk that was put into the prompt. ``score``: cosine similarity to the question."""
+    """A chunk that was retrieved. ``score``: cosine similarity to the question, at most 1. ``key``: names its
+    KV."""
 
     source: str
     ordinal: int
     score: float
     text: str
+    key: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Generator, Iterator
-from typing import Any, Unpack
+from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Self, Unpack
 
 from blendrag.chat.answer import Answer, Piece
 from blendrag.chat.interface import ChatModel
-from blendrag.chat.request import ChatRequest, RequestOptions
+from blendrag.chat.request import ChatRequest, RequestOptions, Source, check_names
+from blendrag.errors import ConfigError, EmptyIndexError, PromptTooLongError
+from blendrag.index.vectors import VectorStore
 from blendrag.prompt import Messages
+from blendrag.settings import Settings
 
-LEAST_ANSWER_TOKENS = 32  # an answer worth reading: the window must leave room for it
+_LEAST_ANSWER_TOKENS = 32  # an answer worth reading: the window must leave room for it
 
 
 class AskOptions(RequestOptions, total=False):
@@ -50,12 +54,64 @@ class Answering(ABC):
     """An index that can be asked. A prompt is a question (a string), answered from the documents most like
     it; or messages, ``{"role": ..., "content": ...}``, in which ingested texts are recognised by content."""
 
+    settings: Settings
     _chat: ChatModel
+    _vectors: VectorStore
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     @abstractmethod
+    def close(self) -> None:
+        """Close the folder, and give back what is held. Safe to call twice."""
+
+    def retrieve(self, question: str, similarity_top_k: int | None = None) -> list[Source]:
+        """Return the chunks most like the question, best first. Raises EmptyIndexError without any
+        documents."""
+        found = self._vectors.search(question, similarity_top_k or self.settings.similarity_top_k)
+        if not found:
+            raise EmptyIndexError("the index holds no documents: ingest some first")
+        return found
+
     def _request(self, prompt: str | Messages, options: AskOptions) -> ChatRequest:
-        """Make a request of a prompt: a question gets what is retrieved for it; messages are a prompt
-        already."""
+        """Make a request of a prompt: a question gets what is retrieved for it, as far as that fits the
+        window; messages are a prompt already."""
+        check_names(options, AskOptions.__annotations__)
+        asked: Any = dict(options)
+        similarity_top_k, history = asked.pop("similarity_top_k", None), asked.pop("history", None) or ()
+        if not isinstance(prompt, str):
+            return self._chat.request(prompt, **asked)
+        if not prompt.strip():
+            raise ConfigError("the question is empty")
+        messages = [*history, {"role": "user", "content": prompt}] if history else prompt
+        request = self._chat.request(messages, **asked)  # a wrong option is said before anything is searched
+        found, left_out = self.retrieve(prompt, similarity_top_k), list[Source]()
+        window = self._window
+        while found:
+            one = replace(self._asking(request, found, left_out), sources=tuple(found))
+            with contextlib.suppress(PromptTooLongError):
+                room = window - self._chat.count_tokens(one)
+                if room >= _LEAST_ANSWER_TOKENS:
+                    return one.within(room)  # servers refuse to be asked for more
+            left_out.append(found.pop())
+        raise PromptTooLongError(
+            f"the question leaves no room for a document in the model's window of {window} tokens"
+        )
+
+    @property
+    def _window(self) -> int:
+        """The most tokens of prompt and answer together."""
+        return self._chat.context_window
+
+    @abstractmethod
+    def _asking(
+        self, request: ChatRequest, found: Sequence[Source], left_out: Sequence[Source]
+    ) -> ChatRequest:
+        """Return the request with these documents put before its question. left_out: those that do not fit
+        the window."""
 
     def explain(self, prompt: str | Messages, **options: Unpack[AskOptions]) -> list[dict[str, Any]]:
         """Return what would be reused, without asking: a row per segment of the prompt, then the documents
@@ -89,3 +145,11 @@ class Answering(ABC):
                     yield piece.text
                 if piece.answer is not None:
                     yield piece.answer
+
+
+def said(request: ChatRequest) -> tuple[Messages, str]:
+    """Return the earlier messages of a question's request, and the question."""
+    if isinstance(request.messages, str):
+        return (), request.messages
+    *history, last = request.messages
+    return history, last["content"]

@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from blendrag.chat.chat import Chat
-from blendrag.chat.request import ChatRequest, check_names
+from blendrag.chat.request import ChatRequest, Source
 from blendrag.compress import check_budget
 from blendrag.embedder import Embedder
 from blendrag.engine.client.running import RunningEngine
 from blendrag.errors import ConfigError, EmptyIndexError
-from blendrag.index.answering import Answering, AskOptions
+from blendrag.index.answering import Answering, said
 from blendrag.index.ingest import Chunking, DocumentPipeline, IngestReport
 from blendrag.index.ledger import Ledger
 from blendrag.index.loaders import Item
 from blendrag.index.purge import Purged, purge
-from blendrag.index.retrieval import Retriever
 from blendrag.index.split import Splitter
-from blendrag.index.vectors import Hit, VectorStore
+from blendrag.index.vectors import VectorStore
 from blendrag.models import resolve_embedder
 from blendrag.progress import Progress, progress_bar
-from blendrag.prompt import Messages
+from blendrag.prompt import DocumentNote, KnownText, assemble
 from blendrag.select import make_selector
 from blendrag.serving.library import Library
 from blendrag.settings import Settings
@@ -49,7 +48,6 @@ class BlendIndex(Answering):
             self._library.close()
             raise
         self.tokenizer: Any = self._library.tokenizer
-        self._retriever = Retriever(self._library, self._vectors)
         self._chat = Chat(settings, library=self._library)
 
     @classmethod
@@ -68,12 +66,6 @@ class BlendIndex(Answering):
         if not create and not (root / "catalogue.sqlite").is_file():
             raise no_index(path)
         return cls(root, settings)
-
-    def __enter__(self) -> BlendIndex:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Finish background repairs, give the engine back, release the folder. Safe to call twice."""
@@ -98,8 +90,8 @@ class BlendIndex(Answering):
         report = IngestReport()
         with progress_bar(progress) as bar:
             orphans = self._pipeline().take(items, report, bar)
-            self._library.drop(orphans)
-            self._library.prefill(report, bar)
+            self._library.texts.drop(orphans)
+            self._library.texts.prefill(report, bar)
         report.total_s = time.perf_counter() - begin
         return report
 
@@ -108,7 +100,7 @@ class BlendIndex(Answering):
         source = encodable(source)
         if source not in self._ledger.sources():
             raise EmptyIndexError(f"no document {source!r} in this index")
-        self._library.drop(self._pipeline().remove(source))
+        self._library.texts.drop(self._pipeline().remove(source))
 
     def purge(self, source: str) -> Purged:
         """Take a document out of the index and of every tier, servers as well, and overwrite its texts.
@@ -134,35 +126,48 @@ class BlendIndex(Answering):
 
     # -- questions ----------------------------------------------------------------------------------------
 
-    def retrieve(self, question: str, similarity_top_k: int | None = None) -> list[Hit]:
-        """Return the chunks most like the question, best first. Raises EmptyIndexError without any
-        documents."""
-        return self._retriever.search(question, similarity_top_k)
-
     def warm(self, question: str, similarity_top_k: int | None = None) -> int:
         """Store the exact prefix of a question's prompt before it is asked, if there is room. Returns the
         number of nodes that are new. Raises ConfigError where exact prefixes are off, or not for this model.
         """
         self._library.start()
-        if (prefixes := self._library.prefixes) is None:
+        if (prefixes := self._library.sidecars.prefixes) is None:
             raise ConfigError("exact prefixes are off, or not for this model: give a tier tree_bytes")
-        plan, _ = self._retriever.plan(question, similarity_top_k, (), self.settings.chat_template_kwargs)
-        return prefixes.grow(plan)
+        plan = self._request(question, {"similarity_top_k": similarity_top_k}).plan
+        return prefixes.grow(plan) if plan else 0
 
-    def _request(self, prompt: str | Messages, options: AskOptions) -> ChatRequest:
-        """Make a request of a prompt: a question gets what is retrieved for it; messages are a prompt
-        already."""
-        check_names(options, AskOptions.__annotations__)
-        asked: Any = dict(options)
-        similarity_top_k, history = asked.pop("similarity_top_k", None), asked.pop("history", None) or ()
-        if not isinstance(prompt, str):
-            return self._chat.request(prompt, **asked)
-        if not prompt.strip():
-            raise ConfigError("the question is empty")
-        said = [*history, {"role": "user", "content": prompt}] if history else prompt
-        request = self._chat.request(said, **asked)  # a wrong option is said before anything is searched
-        plan, sources = self._retriever.plan(prompt, similarity_top_k, history, request.chat_template_kwargs)
-        return replace(request, plan=plan, sources=sources)
+    @property
+    def _window(self) -> int:
+        return self._library.start().max_model_len
+
+    def _asking(
+        self, request: ChatRequest, found: Sequence[Source], left_out: Sequence[Source]
+    ) -> ChatRequest:
+        library, s = self._library, self.settings
+        history, question = said(request)
+        chunks = {
+            one.key: one for one in library.catalogue.entries_of(hit.key for hit in [*found, *left_out])
+        }
+        known = [
+            KnownText(chunks[hit.key].text, chunks[hit.key].token_ids, hit.key, hit.source)
+            for hit in found
+            if hit.key in chunks
+        ]
+        plan = assemble(
+            library.tokenizer,
+            system_prompt=s.system_prompt,
+            documents=[known[place] for place in library.sidecars.order([text.key for text in known])],
+            separator=s.separator,
+            question=question,
+            history=history,
+            template_options=request.chat_template_kwargs,
+        )
+        sizes = {key: len(chunk.token_ids) for key, chunk in chunks.items()}
+        notes = [
+            DocumentNote(hit.source, False, "no room in the model's window", sizes.get(hit.key, 0), 0)
+            for hit in left_out
+        ]
+        return replace(request, plan=replace(plan, notes=(*plan.notes, *notes)))
 
     # -- about it -----------------------------------------------------------------------------------------
 

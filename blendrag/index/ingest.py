@@ -60,8 +60,7 @@ class Chunking:
     catalogue: Catalogue
 
     def register(self, document: Document) -> tuple[list[tuple[str, str]], list[str]]:
-        pieces = self.splitter.split(document.text)
-        chunks = self.contexts.document((piece.text, piece.token_ids) for piece in pieces)
+        chunks = self.contexts.document(self.splitter.split(document.text))
         orphans = self.catalogue.register(document.source, chunks)
         return [(chunk.key, chunk.text) for chunk in chunks], orphans
 

@@ -60,7 +60,7 @@ def purge(source: str, library: Library, pipeline: DocumentPipeline) -> Purged:
         )
     pipeline.ledger.forget(source)
     rows = pipeline.vectors.purge(source)
-    library.drop(pipeline.remove(source))
+    library.texts.drop(pipeline.remove(source))
     _delete_files(library.root / "kv", keys)
     catalogue.buried(keys)
     for name in ("catalogue.sqlite", "ledger.sqlite", "tree/catalogue.sqlite"):

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
-from blendrag.chat.request import ChatRequest, Source, check_names
+from blendrag.chat.request import ChatRequest, Source
 from blendrag.embedder import Embedder
-from blendrag.errors import ConfigError, EmptyIndexError, PromptTooLongError, StoreError
+from blendrag.errors import StoreError
 from blendrag.files.lock import IndexLock
-from blendrag.index.answering import LEAST_ANSWER_TOKENS, Answering, AskOptions
+from blendrag.index.answering import Answering, said
 from blendrag.index.ingest import DocumentPipeline, IngestReport
 from blendrag.index.ledger import Ledger
 from blendrag.index.loaders import Document, Item
-from blendrag.index.vectors import Hit, VectorStore
+from blendrag.index.vectors import VectorStore
 from blendrag.models import resolve_embedder
 from blendrag.progress import Progress, progress_bar
-from blendrag.prompt import Messages
 from blendrag.remote.chat import RemoteChat
 from blendrag.serving.collection import KeptDocuments
 from blendrag.store.maintenance.closed_index import no_index
-from blendrag.text import encodable, plain
 
 
 class ServedIndex(Answering):
@@ -48,12 +45,6 @@ class ServedIndex(Answering):
         embedder = self.settings.embedder
         self._vectors = VectorStore(root, Embedder(resolve_embedder(embedder), name=embedder))
         self._ledger = Ledger(root)
-
-    def __enter__(self) -> ServedIndex:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """End the connections. Safe to call twice."""
@@ -92,41 +83,16 @@ class ServedIndex(Answering):
 
     # -- questions ----------------------------------------------------------------------------------------
 
-    def _request(self, prompt: str | Messages, options: AskOptions) -> ChatRequest:
-        check_names(options, AskOptions.__annotations__)
-        asked: Any = dict(options)
-        similarity_top_k, history = asked.pop("similarity_top_k", None), asked.pop("history", None) or ()
-        if not isinstance(prompt, str):
-            return self._chat.request(prompt, **asked)
-        if not prompt.strip():
-            raise ConfigError("the question is empty")
-        request = self._chat.request("", **asked)  # a wrong option is said before anything is searched
-        hits = self._vectors.search(prompt, similarity_top_k or self.settings.similarity_top_k)
-        if not hits:
-            raise EmptyIndexError("the index holds no documents: ingest some first")
-        self._chat.prefetch(hit.text for hit in hits)
-        while hits:
-            one = replace(
-                request,
-                messages=self._messages(encodable(prompt), hits, plain(history)),
-                documents=tuple(hit.text for hit in hits),
-                sources=tuple(Source(hit.source, hit.ordinal, hit.score, hit.text) for hit in hits),
-            )
-            with contextlib.suppress(PromptTooLongError):
-                room = self._chat.context_window - self._chat.count_tokens(one)
-                if room >= LEAST_ANSWER_TOKENS:
-                    return one.within(room)  # servers refuse to be asked for more
-            hits.pop()
-        raise PromptTooLongError(
-            "the question leaves no room for a document in the model's window of"
-            f" {self._chat.context_window} tokens"
-        )
-
-    def _messages(self, question: str, hits: Sequence[Hit], history: Messages) -> list[Mapping[str, Any]]:
-        s = self.settings
-        content = s.separator.join([*(hit.text for hit in hits), question])
+    def _asking(
+        self, request: ChatRequest, found: Sequence[Source], left_out: Sequence[Source]
+    ) -> ChatRequest:
+        s, texts = self.settings, tuple(one.text for one in found)
+        if not left_out:
+            self._chat.prefetch(texts)
+        history, question = said(request)
         system = [{"role": "system", "content": s.system_prompt}] if s.system_prompt else []
-        return [*system, *history, {"role": "user", "content": content}]
+        messages = [*system, *history, {"role": "user", "content": s.separator.join([*texts, question])}]
+        return replace(request, messages=messages, documents=texts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +109,7 @@ class _Chunks:
         return []
 
 
-def _tell(kept: KeptDocuments, rows: Sequence[Hit], report: IngestReport, bar: Progress) -> None:
+def _tell(kept: KeptDocuments, rows: Sequence[Source], report: IngestReport, bar: Progress) -> None:
     """Have a server keep these documents, and no others. A name stands for a place and a text, so one that is
     known is not sent."""
     wanted = {f"{row.source}#{row.ordinal}-{row.key}": row for row in rows}

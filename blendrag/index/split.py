@@ -6,8 +6,7 @@ import copy
 import re
 from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from blendrag.errors import ConfigError, ModelNotSupportedError
 from blendrag.prompt.template import encode_document
@@ -22,8 +21,7 @@ _MIN_TOKENS = 8  # a character takes up to five tokens where a vocabulary falls 
 _BLOCK_CHARS_PER_TOKEN = 32  # a block is encoded at once, for several pieces
 
 
-@dataclass(frozen=True, slots=True)
-class TextChunk:
+class TextChunk(NamedTuple):
     """A chunk: its text, an exact part of its document, and its tokens as ``encode_document`` gives them."""
 
     text: str

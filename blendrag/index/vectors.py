@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import xxhash
 
+from blendrag.chat.request import Source
 from blendrag.errors import StoreError, StoreMismatchError
 from blendrag.files import sqlite
 from blendrag.files.private import make_file, make_folder
@@ -27,17 +27,6 @@ class Embeds(Protocol):
     name: str
 
     def embed(self, texts: Sequence[str]) -> list[list[float]]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Hit:
-    """A chunk found by a search. ``score``: cosine similarity to the query, at most 1."""
-
-    key: str
-    text: str
-    source: str
-    ordinal: int
-    score: float
 
 
 class VectorStore:
@@ -114,7 +103,7 @@ class VectorStore:
         sqlite.compact(self._folder / "chroma.sqlite3")
         return len(ids)
 
-    def search(self, query: str, k: int, where: Mapping[str, Any] | None = None) -> list[Hit]:
+    def search(self, query: str, k: int, where: Mapping[str, Any] | None = None) -> list[Source]:
         """Return the ``k`` chunks most like the query, best first, each key once. ``where``: a Chroma
         filter."""
         total = self._rows.count()
@@ -131,7 +120,7 @@ class VectorStore:
                 include=["documents", "metadatas", "distances"],
             )
             hits = list(_hits(answer))
-            best: dict[str, Hit] = {}
+            best: dict[str, Source] = {}
             for hit in hits:
                 best.setdefault(hit.key, hit)
             # The same text may stand in many documents: ask for more rows until there are k different ones.
@@ -144,9 +133,9 @@ class VectorStore:
         """A name that tells this store from all others."""
         return str(self._rows.id)
 
-    def rows(self) -> list[Hit]:
+    def rows(self) -> list[Source]:
         """Yield all rows, in the order of their documents."""
-        found: list[Hit] = []
+        found: list[Source] = []
         for offset in range(0, self._rows.count(), _PAGE):
             page = self._rows.get(limit=_PAGE, offset=offset, include=["documents", "metadatas"])
             found += _hits(
@@ -154,18 +143,6 @@ class VectorStore:
                 | {"distances": [[0.0] * len(page["ids"])]}
             )
         return sorted(found, key=lambda row: (row.source, row.ordinal))
-
-    def sources(self) -> set[str]:
-        """Return the sources that have rows."""
-        found: set[str] = set()
-        for offset in range(0, self._rows.count(), _PAGE):
-            page = self._rows.get(limit=_PAGE, offset=offset, include=["metadatas"])
-            found.update(str(row[_SOURCE]) for row in page["metadatas"] or ())
-        return found
-
-    def count(self) -> int:
-        """Return the number of rows; a chunk that occurs in two documents has two."""
-        return int(self._rows.count())
 
     def _ids_of(self, source: str) -> set[str]:
         return set(self._rows.get(where={_SOURCE: source}, include=[])["ids"])
@@ -189,8 +166,8 @@ def _plain(metadata: Mapping[str, Any]) -> dict[str, str | int | float | bool]:
     }
 
 
-def _hits(answer: Any) -> Iterator[Hit]:
+def _hits(answer: Any) -> Iterator[Source]:
     for text, row, distance in zip(
         answer["documents"][0], answer["metadatas"][0], answer["distances"][0], strict=True
     ):
-        yield Hit(str(row[_KEY]), text, str(row[_SOURCE]), int(row[_ORDINAL]), 1.0 - distance)
+        yield Source(str(row[_SOURCE]), int(row[_ORDINAL]), 1.0 - distance, text, str(row[_KEY]))

@@ -13,7 +13,7 @@ from blendrag.models import load_tokenizer
 from blendrag.prompt import encode_document
 from blendrag.prompt.template import Part, encode_markup, implied_bos, render_parts
 from blendrag.settings import Settings
-from blendrag.store.contexts import NewChunk
+from blendrag.store.contexts import Chunk
 
 QUESTIONS = (
     "What is the first text about?",
@@ -62,11 +62,11 @@ class PromptMaker:
         system = settings.system_prompt if system_prompt is None else system_prompt
         return cls(tokenizer, system_prompt=system, separator=settings.separator)
 
-    def make(self, chunks: Sequence[NewChunk], question: str) -> Prompt:
+    def make(self, chunks: Sequence[Chunk], question: str) -> Prompt:
         """Make a prompt of chunks, each of which is a document."""
         return self.make_of([[chunk] for chunk in chunks], question)
 
-    def make_of(self, documents: Sequence[Sequence[NewChunk]], question: str) -> Prompt:
+    def make_of(self, documents: Sequence[Sequence[Chunk]], question: str) -> Prompt:
         """Make a prompt of documents. One may be several chunks, with nothing between them; behind it stands
         the separator."""
         ids: list[int] = []
@@ -102,7 +102,7 @@ class PromptMaker:
 
     def trial(
         self,
-        pool: Sequence[NewChunk],
+        pool: Sequence[Chunk],
         chunks: int,
         rng: random.Random,
         number: int,
@@ -117,7 +117,7 @@ class PromptMaker:
         question = questions[number % len(questions)]
         return Trial(number, self.make(chosen, question), self.make(other, question))
 
-    def trials(self, pool: Sequence[NewChunk], chunks: int, count: int, seed: int) -> list[Trial]:
+    def trials(self, pool: Sequence[Chunk], chunks: int, count: int, seed: int) -> list[Trial]:
         """Make ``count`` trials, the same ones for the same ``seed``."""
         rng = random.Random(seed)
         return [self.trial(pool, chunks, rng, number) for number in range(count)]

@@ -24,7 +24,7 @@ from blendrag.serving.prefill import INGEST_BATCH_TOKENS, batches
 from blendrag.serving.prefixes import tree_identity
 from blendrag.settings import Settings
 from blendrag.store.catalogue import Catalogue
-from blendrag.store.contexts import Contexts, Ids, NewChunk
+from blendrag.store.contexts import Chunk, Contexts, Ids
 from blendrag.store.identity import KVIdentity
 from blendrag.store.record import Layout, Record
 from blendrag.store.stack import TierSpec
@@ -45,7 +45,7 @@ class ScratchStore:
     client: StoreClient
     identity: KVIdentity
     catalogue: Catalogue
-    chunks: tuple[NewChunk, ...]
+    chunks: tuple[Chunk, ...]
     tier: str
     batch_tokens: int
     contexts: Contexts
@@ -55,21 +55,21 @@ class ScratchStore:
         """The store's id, for recipes; also the folder of its catalogue and files."""
         return self.client.id
 
-    def document(self, pieces: Iterable[Ids], before: Ids = ()) -> list[NewChunk]:
+    def document(self, pieces: Iterable[Ids], before: Ids = ()) -> list[Chunk]:
         """Return the chunks of a document, in order, as an index would prefill them. before: text before the
         first of them, that no chunk has."""
-        preceding = NewChunk("", "", before) if before else None
+        preceding = Chunk("", "", before) if before else None
         return self.contexts.document((("", ids) for ids in pieces), preceding)
 
-    def register(self, owner: str, chunks: Iterable[NewChunk]) -> None:
+    def register(self, owner: str, chunks: Iterable[Chunk]) -> None:
         """Make these chunks the owner's: what belongs to nobody is not stored."""
         self.catalogue.register(owner, chunks)
 
-    def batches(self, chunks: Iterable[NewChunk]) -> Iterator[list[NewChunk]]:
+    def batches(self, chunks: Iterable[Chunk]) -> Iterator[list[Chunk]]:
         """Return batches of chunks, as a real ingest would have them computed."""
         return batches(chunks, self.batch_tokens)
 
-    def fill(self, chunks: Iterable[NewChunk]) -> None:
+    def fill(self, chunks: Iterable[Chunk]) -> None:
         """Prefill the chunks that are not stored; all are on disk when it returns.
 
         Raises StoreFullError, EngineError.
@@ -86,7 +86,7 @@ class ScratchStore:
         if over := self.catalogue.release(owner):
             self.client.delete(over)
 
-    def read_back(self, chunks: Iterable[NewChunk], dtype: str) -> list[torch.Tensor]:
+    def read_back(self, chunks: Iterable[Chunk], dtype: str) -> list[torch.Tensor]:
         """Return the KV of chunks that are on disk, from the files that the engine wrote: [layers, 2 (K
         before RoPE, V), tokens, heads, size] each. dtype: the engine's."""
         layout = Layout(self.identity, dtype)

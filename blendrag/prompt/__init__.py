@@ -1,7 +1,7 @@
 """The planning of prompts from messages: render, recognise what was ingested, tokenise each segment apart."""
 
 from blendrag.prompt.assemble import assemble
-from blendrag.prompt.plan import DocumentNote, PromptPlan, Segment
+from blendrag.prompt.plan import DocumentNote, PromptPlan, Segment, Span
 from blendrag.prompt.planner import plan_chat, plan_prompt
 from blendrag.prompt.prefix import shared_prefix, start_prefix
 from blendrag.prompt.recognise import KnownText, Match, Recogniser
@@ -15,6 +15,7 @@ __all__ = [
     "PromptPlan",
     "Recogniser",
     "Segment",
+    "Span",
     "assemble",
     "decode",
     "encode_document",

@@ -68,7 +68,7 @@ def _locate(content: str, documents: Sequence[KnownText]) -> Iterator[Match]:
         start = content.find(document.text, at)
         if start >= 0:
             at = start + len(document.text)
-            yield Match(start, at, document.token_ids, document)
+            yield Match(start, at, len(document.token_ids), document)
 
 
 def _changed_note(document: KnownText) -> DocumentNote:

@@ -75,7 +75,7 @@ def find_escaped(text: str, recogniser: Recogniser, said: str = "") -> list[Esca
         hidden = recogniser.find(unescaped)
         plain = _most_tokens(recogniser.find(text)) if hidden else {}
         for match in hidden:
-            if len(match.token_ids) > plain.get(match.key, 0):
+            if match.tokens > plain.get(match.key, 0):
                 tokens = len(match.known.token_ids)
                 by: How = "template" if match.known.text in said else how
                 found.setdefault(match.key, EscapedDocument(match.known.source, match.key, by, tokens))
@@ -110,5 +110,5 @@ def _repr_sign(escape: re.Match[str]) -> str:
 def _most_tokens(matches: Iterable[Match]) -> dict[str, int]:
     most: dict[str, int] = {}
     for match in matches:
-        most[match.key] = max(most.get(match.key, 0), len(match.token_ids))
+        most[match.key] = max(most.get(match.key, 0), match.tokens)
     return most

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
+
+Span = tuple[str, int, int]
+"""Tokens of a prompt with stored KV: the chunk's key, the place of its first token in the prompt, and their
+number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +37,7 @@ class DocumentNote:
     reused: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PromptPlan:
     """A prompt as an ordered row of segments; the ids of all of them, decoded, give ``text``
     (but for characters that the model's vocabulary cannot write)."""
@@ -40,7 +45,7 @@ class PromptPlan:
     segments: tuple[Segment, ...]
     notes: tuple[DocumentNote, ...] = ()
 
-    @property
+    @cached_property
     def token_ids(self) -> tuple[int, ...]:
         return tuple(token for segment in self.segments for token in segment.token_ids)
 
@@ -62,21 +67,13 @@ class PromptPlan:
         return sum(len(segment.token_ids) for segment in self.cached_segments)
 
     @property
-    def fresh_tokens(self) -> int:
-        return sum(len(segment.token_ids) for segment in self.segments) - self.cached_tokens
-
-    def spans(self) -> list[tuple[str, int, int]]:
-        """Return (chunk key, start, length) of each cached segment, in token offsets, ascending."""
-        return [
+    def spans(self) -> tuple[Span, ...]:
+        """The spans of the cached segments, ascending."""
+        return tuple(
             (segment.chunk_key, start, len(segment.token_ids))
             for start, segment in self._with_starts()
             if segment.chunk_key is not None
-        ]
-
-    def transfer_params(self) -> list[list[Any]]:
-        """Return ``[chunk key, start, length]`` of each cached segment, in token offsets; plain types
-        only."""
-        return [list(span) for span in self.spans()]
+        )
 
     def describe(self) -> list[dict[str, Any]]:
         """Return rows for ``explain()``: one per segment, then one per document that was not found."""

@@ -111,7 +111,7 @@ def _splice(tokenizer: Any, part: Part, matches: Sequence[Match]) -> Iterator[Se
 
 
 def _found_note(match: Match) -> DocumentNote:
-    tokens, reused = len(match.known.token_ids), len(match.token_ids)
+    tokens, reused = len(match.known.token_ids), match.tokens
     reason = "found" if match.whole else f"found in part: its first {reused} of {tokens} tokens"
     return DocumentNote(match.known.source, True, reason, tokens, reused)
 

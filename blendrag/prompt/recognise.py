@@ -23,19 +23,19 @@ class KnownText:
     """An ingested chunk: its text, the ids its KV was computed from, its key in the store."""
 
     text: str
-    token_ids: tuple[int, ...]
+    token_ids: Sequence[int]
     key: str
     source: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A match: ``text[start:end]`` of a prompt is what ``token_ids``, all or the first of ``known``'s, decode
+    """A match: ``text[start:end]`` of a prompt is what the first ``tokens`` of ``known``, or all, decode
     to."""
 
     start: int
     end: int
-    token_ids: tuple[int, ...]
+    tokens: int
     known: KnownText
 
     @property
@@ -43,21 +43,12 @@ class Match:
         return self.known.key
 
     @property
+    def token_ids(self) -> tuple[int, ...]:
+        return tuple(self.known.token_ids[: self.tokens])
+
+    @property
     def whole(self) -> bool:
-        return len(self.token_ids) == len(self.known.token_ids)
-
-
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    """A known text in compact form: as a tuple, its ids would take several times the memory of its text."""
-
-    text: str
-    packed: array[int]
-    key: str
-    source: str | None
-
-    def known(self) -> KnownText:
-        return KnownText(self.text, tuple(self.packed), self.key, self.source)
+        return self.tokens == len(self.known.token_ids)
 
 
 class Recogniser:
@@ -71,7 +62,7 @@ class Recogniser:
         self._tokenizer = tokenizer
         self._min_tokens = min_tokens
         self._lock = threading.RLock()
-        self._by_key: dict[str, _Kept] = {}
+        self._by_key: dict[str, KnownText] = {}
         self._by_text: dict[str, list[str]] = {}  # text -> its keys; the first serves
         self._least: dict[str, int] = {}  # text -> the characters of the shortest prefix worth reusing
         self._reach = 0  # characters of the longest text so far
@@ -82,14 +73,16 @@ class Recogniser:
 
     def add(self, key: str, text: str, token_ids: Iterable[int], source: str | None = None) -> None:
         """Make ``text`` known; a key that is known already is left as it is."""
-        packed = array("i", tuple(token_ids))  # made from an iterator, an array is longer than it has to be
+        # As a tuple, they would take several times the memory of the text; an array that is made from an
+        # iterator is longer than it has to be.
+        packed = array("i", tuple(token_ids))
         with self._lock:
             if key in self._by_key or not text or not packed:
                 return
             if text not in self._by_text:
                 for anchors in self._anchors_of(text):
                     anchors.add(text)
-            self._by_key[key] = _Kept(text, packed, key, source)
+            self._by_key[key] = KnownText(text, packed, key, source)
             self._by_text.setdefault(text, []).append(key)
             self._reach = max(self._reach, len(text))
 
@@ -111,7 +104,7 @@ class Recogniser:
         """Return the known text with this key, or this very text."""
         with self._lock:
             if hint in self._by_key:
-                return self._by_key[hint].known()
+                return self._by_key[hint]
             return self._first(hint) if hint in self._by_text else None
 
     def find(self, text: str, hints: Iterable[str] = ()) -> list[Match]:
@@ -141,7 +134,7 @@ class Recogniser:
         at = text.find(wanted, begin, end) if wanted else -1
         while at >= 0:
             stop = at + len(wanted)
-            match = Match(at, stop, known.token_ids, known) if known else self._longest(text, at, stop)
+            match = Match(at, stop, len(known.token_ids), known) if known else self._longest(text, at, stop)
             if match:
                 yield match
             at = text.find(wanted, match.end if match else at + 1, end)
@@ -173,7 +166,7 @@ class Recogniser:
             nearest = texts[at - 1]
             if rest.startswith(nearest):
                 known = self._first(nearest)
-                return Match(start, start + len(nearest), known.token_ids, known)
+                return Match(start, start + len(nearest), len(known.token_ids), known)
             rest = rest[: _shared(rest, nearest)]
         return None
 
@@ -184,8 +177,8 @@ class Recogniser:
         if shared == len(nearest) or shared < self._least_of(nearest):
             return None
         known = self._first(nearest)
-        ids, length = self._cut(known, shared)
-        return Match(start, start + length, ids, known) if len(ids) >= self._min_tokens else None
+        tokens, length = self._cut(known, shared)
+        return Match(start, start + length, tokens, known) if tokens >= self._min_tokens else None
 
     def _least_of(self, text: str) -> int:
         """Return how many characters ``text`` and a prompt must share. Remembered: a page that begins with a
@@ -195,12 +188,12 @@ class Recogniser:
             self._least[text] = len(head.rstrip("\ufffd"))  # without an unfinished character at the end
         return self._least[text]
 
-    def _cut(self, known: KnownText, shared: int) -> tuple[tuple[int, ...], int]:
-        """Return the most of the text's first ids that decode to a prefix of its first ``shared``
-        characters."""
+    def _cut(self, known: KnownText, shared: int) -> tuple[int, int]:
+        """Return how many of the text's first ids, at the most, decode to a prefix of its first ``shared``
+        characters, and the length of that prefix."""
         ids, decoded = known.token_ids, partial(decode, self._tokenizer)
         if len(ids) <= self._min_tokens:
-            return (), 0
+            return 0, 0
         # To decode all of the ids at every guess is slow: the last few are tried behind a fixed head.
         at, length = 0, len(decoded(ids[:_WINDOW]))
         while length <= shared and at + _WINDOW < len(ids):
@@ -216,11 +209,11 @@ class Recogniser:
         for count in range(min(near + 4, len(ids)), max(near - 8, 0), -1):
             text = head + decoded(ids[base:count])
             if len(text) <= shared and known.text.startswith(text) and decoded(ids[:count]) == text:
-                return ids[:count], len(text)
-        return (), 0
+                return count, len(text)
+        return 0, 0
 
     def _first(self, text: str) -> KnownText:
-        return self._by_key[self._by_text[text][0]].known()
+        return self._by_key[self._by_text[text][0]]
 
     def _anchors_of(self, text: str) -> Sequence[Anchors]:
         """Return the index that ``text`` belongs in: one, or none if it is too short."""

@@ -2,40 +2,32 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
 import json
 import os
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
 
 import httpx2
 
-from blendrag.chat.answer import Piece
 from blendrag.chat.chat import Chat
 from blendrag.chat.interface import ChatModel
 from blendrag.chat.messages import with_roles
 from blendrag.chat.request import ChatRequest, RequestOptions, make_request
 from blendrag.chat.tools import TemplateFacts, answer_grammar, offered_tools, with_tools, without_control
 from blendrag.engine.client.generation import Grammar
-from blendrag.errors import (
-    BlendragError,
-    BrokenAnswerError,
-    ConfigError,
-    GenerationTimeoutError,
-    ServerBusyError,
-)
+from blendrag.errors import BlendragError, ConfigError, ServerBusyError
 from blendrag.names import closest
 from blendrag.options import BlendKeywords, BlendOverrides, Step, spelled_out
 from blendrag.prompt import Messages
 from blendrag.remote.collection import RemoteCollection
-from blendrag.remote.http import Server, made, refusal, require_blendrag, understood
-from blendrag.remote.reading import Reader
+from blendrag.remote.http import Server, made, refusal, understood
+from blendrag.remote.reading import Reader, timeout_of
 from blendrag.settings import Settings
 from blendrag.text import encodable
 
@@ -45,7 +37,6 @@ _LONGEST_WAIT_S = 60.0
 _PREFETCH_S = 5.0
 _PREFETCHES = 4
 _TEXT_CHARACTERS = 1 << 20  # of one text; servers take twice as many
-_EVENT_BYTES = 64 << 20  # evidence has a row for each document
 
 # Settings that a client has a use for; all others are the server's.
 _OURS = frozenset(
@@ -197,27 +188,12 @@ class RemoteChat(ChatModel):
         fields = {name: getattr(request, name) for name in ChatRequest.__dataclass_fields__}
         return _Request(**fields, said=tuple(said.items()))
 
-    def _pieces(self, request: ChatRequest) -> Generator[Piece]:
-        reader = Reader(request)
-        with _clear(reader):
-            asked = ("POST", _path(request), self._body(request))
-            with self.server.answer(*asked, **_timeout(request)) as response:
-                require_blendrag(self.server, response)
-                for event in httpx2.EventSource(response, _EVENT_BYTES):
-                    if (piece := reader.feed(event.data)) is not None:
-                        yield piece
-                reader.check()
-
-    async def _apieces(self, request: ChatRequest) -> AsyncGenerator[Piece]:
-        reader = Reader(request)
-        with _clear(reader):
-            asked = ("POST", _path(request), await asyncio.to_thread(self._body, request))
-            async with self.server.aanswer(*asked, **_timeout(request)) as response:
-                require_blendrag(self.server, response)
-                async for event in httpx2.EventSource(response, _EVENT_BYTES):
-                    if (piece := reader.feed(event.data)) is not None:
-                        yield piece
-                reader.check()
+    def _attempt(self, request: ChatRequest) -> Reader:
+        reader = Reader(self.server, request)
+        with reader.clear():
+            path = _COMPLETIONS if isinstance(request.messages, str) else _CHAT
+            reader.asked = "POST", path, self._body(request)
+        return reader
 
     def _repeated_after(self, error: BlendragError) -> float | None:
         """Return in how many seconds to ask again a server that is full, starts again, or broke off."""
@@ -271,7 +247,7 @@ class RemoteChat(ChatModel):
         parser."""
         if isinstance(request.messages, str):
             return {"prompt": request.messages}
-        about = self._model(**_timeout(request))
+        about = self._model(**timeout_of(request))
         template: TemplateFacts = about["template"]
         messages, options = with_tools(template, request)
         if request.offered and about["tool_parser"] and not request.held:
@@ -338,15 +314,6 @@ def _parts(text: str) -> Iterator[str]:
     yield text
 
 
-def _path(request: ChatRequest) -> str:
-    return _COMPLETIONS if isinstance(request.messages, str) else _CHAT
-
-
-def _timeout(request: ChatRequest) -> dict[str, Any]:
-    limit = request.sampling.timeout_s
-    return {} if limit is None else {"timeout": limit}
-
-
 def _as_openai(message: Mapping[str, Any]) -> dict[str, Any]:
     """Return a message with the arguments of its calls as text."""
     calls = [
@@ -354,22 +321,6 @@ def _as_openai(message: Mapping[str, Any]) -> dict[str, Any]:
         for call in message.get("tool_calls") or ()
     ]
     return {**message, **({"tool_calls": calls} if calls else {})}
-
-
-@contextlib.contextmanager
-def _clear(reader: Reader) -> Generator[None]:
-    """Say of what fails inside that the answer had begun, or that it took too long."""
-    try:
-        yield
-    except (BrokenAnswerError, GenerationTimeoutError):
-        raise
-    except BlendragError as error:
-        cause = error.__cause__
-        if reader.limit_s is not None and isinstance(cause, httpx2.TimeoutException):
-            raise reader.late() from None
-        if reader.begun:
-            raise BrokenAnswerError(f"the answer broke off after it had begun: {error}") from cause
-        raise
 
 
 class _Background:

@@ -55,26 +55,8 @@ class RemoteCollection(KeptDocuments):
         with understood(self._server):
             return set(found["ids"])
 
-    def add(
-        self,
-        documents: Texts,
-        *,
-        sources: Sources | None = None,
-        progress: Progress | bool | None = False,
-    ) -> SyncReport:
-        return self._keep(documents, sources or {}, progress)
-
-    def sync(
-        self,
-        documents: Texts,
-        *,
-        sources: Sources | None = None,
-        progress: Progress | bool | None = False,
-    ) -> SyncReport:
-        return self._keep(documents, sources or {}, progress, only=True)
-
     def _keep(
-        self, documents: Texts, sources: Sources, progress: Progress | bool | None, *, only: bool = False
+        self, documents: Texts, sources: Sources | None, progress: Progress | bool | None, *, only: bool
     ) -> SyncReport:
         if ends_here(self.name):
             _forget_at_exit(self._server, self.name, os.getpid())

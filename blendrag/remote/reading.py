@@ -2,37 +2,74 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
+from collections.abc import AsyncGenerator, Generator
 from typing import Any
 
-from blendrag.chat.answer import Answer, Piece, TokenLogprob, Usage
+import httpx2
+
+from blendrag.chat.answer import Piece, TokenLogprob
+from blendrag.chat.attempt import Attempt
 from blendrag.chat.request import ChatRequest
-from blendrag.chat.tools import ended_by, read_calls, visible
-from blendrag.errors import BrokenAnswerError, GenerationTimeoutError, ServerBusyError
-from blendrag.remote.http import made, refusal, understood
+from blendrag.chat.tools import read_calls
+from blendrag.errors import BlendragError, BrokenAnswerError, GenerationTimeoutError, ServerBusyError
+from blendrag.remote.http import Server, made, refusal, require_blendrag, understood
 from blendrag.serving.evidence import Evidence
 
 _END = "[DONE]"
+_EVENT_BYTES = 64 << 20  # evidence has a row for each document
 
 
-class Reader:
-    """A reader of one answer's stream.
+class Reader(Attempt):
+    """A reader of one answer's stream, which comes when the server is sent what it is ``asked``.
 
     begun: whether something of it came. ended: whether all of it did.
     """
 
-    def __init__(self, request: ChatRequest) -> None:
-        self._request, self.limit_s = request, request.sampling.timeout_s
-        self._begin = time.perf_counter()
-        self._ttft_s = 0.0
-        self._reasoning = self._text = self._model = ""
-        self._shown, self._finish_reason = 0, "stop"
-        self._logprobs: list[TokenLogprob] = []
+    asked: tuple[str, str, dict[str, Any]]
+
+    def __init__(self, server: Server, request: ChatRequest) -> None:
+        super().__init__(request)
+        self._server, self.limit_s = server, request.sampling.timeout_s
+        self._model, self._finish_reason = "", "stop"
         self._calls: dict[int, tuple[str, str]] = {}
         self._usage: dict[str, Any] = {}
         self._facts: dict[str, Any] = {}
         self.begun = self.ended = False
+
+    def pieces(self) -> Generator[Piece]:
+        with self.clear(), self._server.answer(*self.asked, **timeout_of(self._request)) as response:
+            require_blendrag(self._server, response)
+            for event in httpx2.EventSource(response, _EVENT_BYTES):
+                if (piece := self.feed(event.data)) is not None:
+                    yield piece
+            self.check()
+
+    async def apieces(self) -> AsyncGenerator[Piece]:
+        with self.clear():
+            async with self._server.aanswer(*self.asked, **timeout_of(self._request)) as response:
+                require_blendrag(self._server, response)
+                async for event in httpx2.EventSource(response, _EVENT_BYTES):
+                    if (piece := self.feed(event.data)) is not None:
+                        yield piece
+                self.check()
+
+    @contextlib.contextmanager
+    def clear(self) -> Generator[None]:
+        """Say of what fails inside that the answer had begun, or that it took too long."""
+        try:
+            yield
+        except (BrokenAnswerError, GenerationTimeoutError):
+            raise
+        except BlendragError as error:
+            cause = error.__cause__
+            if self.limit_s is not None and isinstance(cause, httpx2.TimeoutException):
+                raise self.late() from None
+            if self.begun:
+                raise BrokenAnswerError(f"the answer broke off after it had begun: {error}") from cause
+            raise
 
     def feed(self, data: str) -> Piece | None:
         """Return what an event adds that is certain by now; at the end, the rest and the whole.
@@ -66,10 +103,8 @@ class Reader:
         self._ttft_s = self._ttft_s or time.perf_counter() - self._begin
         said = choice.get("delta") or choice  # of a chat; of a completion
         thought = said.get("reasoning") or said.get("reasoning_content") or ""
-        self._reasoning += thought
         text = said.get("content") or said.get("text") or ""
-        self._text += text
-        self._logprobs += _logprobs(choice.get("logprobs") or {})
+        self._add(text, thought, _logprobs(choice.get("logprobs") or {}))
         self._finish_reason = choice.get("finish_reason") or self._finish_reason
         for part in said.get("tool_calls") or ():
             self.begun, function = True, part.get("function") or {}
@@ -79,35 +114,18 @@ class Reader:
         if not text and not thought:
             return None
         self.begun = True
-        shown = visible(self._text, self._request)
-        piece, self._shown = shown[self._shown :], max(self._shown, len(shown))
-        return Piece(piece, reasoning=thought)
+        return self._certain(thought)
 
     def _end(self) -> Piece:
         self.ended = True
-        read = read_calls(self._text, [*self._calls.values()], self._request)
-        evidence = self._evidence()
-        answer = Answer(
-            read.text,
-            self._reasoning or None,
-            sources=self._request.sources,
-            finish_reason=ended_by(read, self._finish_reason),
-            ttft_s=self._ttft_s,
-            total_s=time.perf_counter() - self._begin,
-            usage=Usage(
-                input=evidence.prompt,
-                output=self._usage.get("completion_tokens", 0),
-                cache_read=evidence.reused + evidence.prefix,
-                cache_creation=self._facts.get("stored", 0),
-                recomputed=evidence.recomputed,
-            ),
-            evidence=evidence,
-            tool_calls=read.calls,
-            invalid_tool_calls=read.invalid,
-            logprobs=tuple(self._logprobs),
+        return self._whole(
+            read_calls(self._text, [*self._calls.values()], self._request),
+            self._evidence(),
+            tokens=self._usage.get("completion_tokens", 0),
+            stored=self._facts.get("stored", 0),
+            finish_reason=self._finish_reason,
             model=self._model,
         )
-        return Piece(read.text[self._shown :], answer)
 
     def _evidence(self) -> Evidence:
         """Return the server's evidence; of a prompt that it has not planned, it knows only why."""
@@ -133,6 +151,12 @@ class Reader:
             raise (BrokenAnswerError if self.begun else ServerBusyError)(said)
 
 
+def timeout_of(request: ChatRequest) -> dict[str, Any]:
+    """Return a request's limit in seconds as the server's connections take it."""
+    limit = request.sampling.timeout_s
+    return {} if limit is None else {"timeout": limit}
+
+
 def _json(data: str) -> dict[str, Any]:
     try:
         found = json.loads(data)
@@ -144,16 +168,12 @@ def _json(data: str) -> dict[str, Any]:
 def _logprobs(found: dict[str, Any]) -> list[TokenLogprob]:
     if "tokens" in found:  # of a completion
         rows = zip(found["tokens"], found["token_logprobs"], found["top_logprobs"], strict=True)
-        return [TokenLogprob(token, logprob, _ranked((top or {}).items())) for token, logprob, top in rows]
+        return [TokenLogprob.of(token, logprob, (top or {}).items()) for token, logprob, top in rows]
     return [
-        TokenLogprob(
+        TokenLogprob.of(
             one["token"],
             one["logprob"],
-            _ranked((other["token"], other["logprob"]) for other in one["top_logprobs"]),
+            ((other["token"], other["logprob"]) for other in one["top_logprobs"]),
         )
         for one in found.get("content") or ()
     ]
-
-
-def _ranked(pairs: Any) -> tuple[tuple[str, float], ...]:
-    return tuple(sorted(pairs, key=lambda pair: -pair[1]))

@@ -8,20 +8,17 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from dataclasses import asdict, dataclass, field
 from threading import BoundedSemaphore
-from typing import Annotated, Any, TypeVar, cast
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 import xxhash
 from fastapi import Request
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from blendrag.chat.request import RequestOptions, make_request
-from blendrag.engine.client.generation import Delta
 from blendrag.engine.client.running import RunningEngine
-from blendrag.engine.wire.prefixes import PrefixPath
-from blendrag.engine.wire.recipe import FIELD, Recipe, sealed
+from blendrag.engine.wire.recipe import FIELD, sealed
 from blendrag.engine.wire.report import BlendReport
 from blendrag.engine.worker.metrics import Unplanned, count
 from blendrag.errors import ConfigError, EngineClosedError
@@ -29,8 +26,9 @@ from blendrag.names import closest
 from blendrag.options import BlendKeywords, BlendOverrides, resolved
 from blendrag.prompt import Messages, PromptPlan, decode
 from blendrag.server.gate import key_of
-from blendrag.serving.evidence import evidence_of
+from blendrag.serving.evidence import Evidence
 from blendrag.serving.library import Library
+from blendrag.serving.planned import PlannedPrompt
 from blendrag.settings import RENAMED, Settings
 from blendrag.text import encodable
 
@@ -40,8 +38,10 @@ FIELD_NAME = "blendrag"
 """The name of blendrag's field, in the body of a request."""
 
 _COUNTS = ("prompt", "mode", "reused", "exact", "recomputed", "fresh", "prefix", "plain")
-_ROWS = ("documents", "missing", "ms", "tiers", "decision", "trace", "kv_kept", "kv_freed", "kv_whole")
+_CLIENTS = ("speculation", "resumed")  # facts that clients have for themselves
 
+Work = Literal["plan", "read", "ask", "change", "ingest"]
+_THREADS: dict[Work, int] = {"plan": 2, "read": 2, "ask": 2, "change": 1, "ingest": 1}
 _MOST_INGESTS = 8  # ingests of a tenant, with the one that is being done
 
 T = TypeVar("T")
@@ -92,30 +92,26 @@ class BlendFields(BlendOverrides):
 
 @dataclass(frozen=True, slots=True)
 class Blended:
-    """A request as it was planned. recipe: None if it is prefilled plainly; plain says why. path: through the
-    tree of exact prefixes, if it is not blended. prompt, conversation: as the client said them. begun: by
-    ``time.monotonic``. budget: of KV, if there is to be one. unplanned: what is counted if there is no plan.
-    """
+    """A request with its prompt as it was planned. unplanned: what is counted if it was not; plain says why.
+    said, conversation: the client's. begun: by ``time.monotonic``."""
 
-    plan: PromptPlan | None = None
-    recipe: Recipe | None = None
-    path: PrefixPath | None = None
+    prompt: PlannedPrompt | None = None
     plain: str | None = None
+    unplanned: Unplanned | None = None
     ticket: str = ""
-    prompt: Messages | str = ""
+    said: Messages | str = ""
     conversation: str | None = None
     begun: float = field(default_factory=time.monotonic)
-    budget: int | str | None = None
-    unplanned: Unplanned | None = None
 
     @property
     def planned(self) -> dict[str, Any]:
         """Counts of the plan, for whoever sees the answer's beginning only."""
-        if self.plan is not None and self.path is not None and self.path.held:
-            return {"prompt": len(self.plan.token_ids), "exact": self.path.held_end}
-        if self.plan is None or self.recipe is None:
+        if (prompt := self.prompt) is None:
             return {"plain": self.plain}
-        return {"prompt": len(self.plan.token_ids), "cached": self.recipe.cached}
+        tokens = {"prompt": len(prompt.plan.token_ids)}
+        if prompt.path is not None and prompt.exact:
+            return tokens | {"exact": prompt.path.held_end}
+        return {"plain": prompt.plain} if prompt.recipe is None else tokens | {"cached": prompt.recipe.cached}
 
 
 class Blending:
@@ -135,18 +131,17 @@ class Blending:
         knows recipes of ours by. tool_parser: vLLM's name of the one that reads calls; empty for none."""
         self.library, self.settings, self.name, self.tool_parser = library, settings, name, tool_parser
         self._engine, self._seal = engine, seal
-        self._planner = ThreadPoolExecutor(2, thread_name_prefix="blendrag-planner")
-        self._asker = ThreadPoolExecutor(2, thread_name_prefix="blendrag-asker")
-        self._changer = ThreadPoolExecutor(1, thread_name_prefix="blendrag-changer")
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="blendrag-ingest")
-        self._reader = ThreadPoolExecutor(2, thread_name_prefix="blendrag-reader")
+        self._threads = {
+            work: ThreadPoolExecutor(count, thread_name_prefix=f"blendrag-{work}")
+            for work, count in _THREADS.items()
+        }
         self._room = BoundedSemaphore(_MOST_INGESTS)
         self._ending = False
 
     def end(self) -> None:
         """Have ingest stop behind what is being prefilled, and begin no other."""
         self._ending = True
-        self.library.stop_ingest()
+        self.library.texts.stop_ingest()
 
     def check_going_on(self) -> None:
         """Raise EngineClosedError after :meth:`end`."""
@@ -156,7 +151,7 @@ class Blending:
     def close(self) -> None:
         """Close before the engine ends: nothing grows any more, and what was noted of prompts is written
         down."""
-        self.library.stop_beside()
+        self.library.sidecars.stop()
 
     async def prepare(self, request: Any, fields: BlendFields, renderer: Any) -> Blended:
         """Make of vLLM's ``request`` one that is blended, if there is something to blend. Whatever goes wrong
@@ -167,10 +162,7 @@ class Blending:
         namespace, salted = self._namespace(request.cache_salt), bool(request.cache_salt)
         request.cache_salt = f"{namespace}:" if namespace else None
         try:
-            about = await self._planned(request, fields, renderer)
-            if about.plan is not None and not salted:  # a tree is shared
-                path, recipe = await self.run(partial(self.library.path, about.plan, about.recipe))
-                about = replace(about, path=path, recipe=recipe)
+            about = await self._planned(request, fields, renderer, exact=not salted)
         except ConfigError:
             raise
         except Exception as error:
@@ -178,33 +170,32 @@ class Blending:
             about = Blended(plain=f"planning failed: {error}", unplanned="error")
         if about.unplanned is not None:
             count({"blendrag_unplanned": {about.unplanned: 1}})
-        plan, recipe = about.plan, about.recipe
-        if plan is not None and plan.cached_segments:  # plain too: for a comparison, the same prompt
-            params: dict[str, Any] = {}
-            if recipe is not None:
-                request.cache_salt = self._engine.turns.salt(namespace, recipe, plan.token_ids)
-            if (what := recipe or about.path) is not None:
+        if (prompt := about.prompt) and prompt.plan.spans:  # plain too: for a comparison, the same prompt
+            params, ids = dict[str, Any](), prompt.plan.token_ids
+            if prompt.recipe is not None:
+                request.cache_salt = self._engine.turns.salt(namespace, prompt.recipe, ids)
+            if (what := prompt.recipe or prompt.path) is not None:
                 params = sealed(what.transfer_params(about.ticket), request.cache_salt, self._seal)
-            _set_prompt(request, list(plan.token_ids), params)
+            _set_prompt(request, list(ids), params)
         return about
 
     async def explain(self, request: Any, fields: BlendFields, renderer: Any) -> dict[str, Any]:
         """Return what would become of vLLM's ``request``: text and tokens of the prompt, how many of these
         are stored, and rows as the embedded classes' ``explain()`` has them; plain: why nothing would be
         blended. Raises ConfigError as :meth:`prepare` does."""
-        about = await self._planned(request, fields, renderer)
-        plan = about.plan
-        if plan is None:
+        about = await self._planned(request, fields, renderer, exact=False)
+        if (prompt := about.prompt) is None:
             return {"plain": about.plain, "text": None, "tokens": None, "cached": 0, "rows": []}
         return {
-            "plain": about.plain,
-            "text": plan.text,
-            "tokens": len(plan.token_ids),
-            "cached": 0 if about.recipe is None else about.recipe.cached,
-            "rows": await self.run(lambda: self.library.explain(plan)),
+            "plain": prompt.plain,
+            "text": prompt.plan.text,
+            "tokens": len(prompt.plan.token_ids),
+            "cached": 0 if prompt.recipe is None else prompt.recipe.cached,
+            "rows": await self.run(lambda: self.library.explain(prompt.plan)),
         }
 
-    async def _planned(self, request: Any, fields: BlendFields, renderer: Any) -> Blended:
+    async def _planned(self, request: Any, fields: BlendFields, renderer: Any, *, exact: bool) -> Blended:
+        """Plan the prompt. exact: as :meth:`Library.prepare` has it."""
         begun, others = time.monotonic(), request.vllm_xargs or {}
         if request.kv_transfer_params or "kv_transfer_params" in others:
             raise ConfigError("kv_transfer_params are set by the server: see the field `blendrag`")
@@ -226,40 +217,30 @@ class Blending:
             reason = f"tokenised apart, the documents take {more} tokens too many"
             return Blended(plain=reason, unplanned="window")
         options = wanted.options or self.settings.blending
-        recipe, reason = await self.run(lambda: self.library.recipe(plan, options))
+        prompt = await self.run(lambda: self.library.prepare(plan, options, exact=exact))
         ticket = f"served-{secrets.token_hex(8)}"
-        whose = _said(request), fields.conversation, begun
-        return Blended(plan, recipe, None, reason, ticket, *whose, options.kv_budget)
+        return Blended(
+            prompt, ticket=ticket, said=_said(request), conversation=fields.conversation, begun=begun
+        )
 
     @property
     def context_window(self) -> int:
         """The most tokens of prompt and answer together."""
         return self._engine.max_model_len
 
-    async def run(self, work: Callable[[], T]) -> T:
-        """Run in a thread what takes longer than a moment, and waits for nothing."""
-        return await asyncio.get_running_loop().run_in_executor(self._planner, work)
-
-    async def read(self, work: Callable[[], T]) -> T:
-        """Run in a thread what may take seconds, of many texts; no prompt is planned behind it, and what vLLM
-        does when the server is told to end does not wait for it."""
-        return await asyncio.get_running_loop().run_in_executor(self._reader, work)
-
-    async def ask(self, work: Callable[[], T]) -> T:
-        """Run in a thread what waits for the engine; no prompt is planned behind it."""
-        return await asyncio.get_running_loop().run_in_executor(self._asker, work)
-
-    async def change(self, work: Callable[[], T]) -> T:
-        """Run in a thread what waits for its turn at changing the catalogue; nothing but other changes waits
-        behind it."""
-        return await asyncio.get_running_loop().run_in_executor(self._changer, work)
+    async def run(self, do: Callable[[], T], work: Work = "plan") -> T:
+        """Run in a thread. plan: what takes longer than a moment, and waits for nothing. read: what may take
+        seconds, of many texts; what vLLM does when the server is told to end does not wait for it. ask: what
+        waits for the engine. change: what waits for its turn at changing the catalogue. None waits behind
+        work of another kind."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads[work], do)
 
     def ingest(self, work: Callable[[], None]) -> bool:
         """Run in a thread what waits for prefills, after all that was given before; no request waits behind
         it. Returns False, and nothing is done, if too much is waiting."""
         if not self._room.acquire(blocking=False):
             return False
-        self._writer.submit(work).add_done_callback(lambda _: self._room.release())
+        self._threads["ingest"].submit(work).add_done_callback(lambda _: self._room.release())
         return True
 
     def _namespace(self, salt: str | None) -> str:
@@ -276,43 +257,29 @@ class Blending:
     async def evidence(self, about: Blended, answer: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return counts of tokens, and what became of the documents. answer: what is known of vLLM's. KV that
         was found damaged is prefilled again. An answer is given whatever becomes of this."""
-        if about.plan is None:
+        if (prompt := about.prompt) is None:
             return {"plain": about.plain}, {}
         try:
-            last = await self._report(about, answer)
-            evidence = evidence_of(about.plan, about.recipe, about.plain, last, about.path, about.budget)
-            await self._answered(about, about.plan)
+            evidence = await self._evidence(prompt, about.ticket, answer)
+            whose = evidence.missing, about.said, about.conversation, time.monotonic() - about.begun
             stored = 0
-            if evidence.missing:
-                stored = await self.ask(lambda: self.library.repair(evidence.missing))
+            if evidence.missing or self.library.sidecars.forecaster:
+                stored = await self.run(lambda: self.library.answered(prompt.plan, *whose), "ask")
         except Exception as error:
             _log.exception("what became of a prompt is not known")
             return {"plain": f"not known: {error}"}, {}
-        facts = asdict(evidence)
-        return {name: facts[name] for name in _COUNTS}, {name: facts[name] for name in _ROWS} | {
-            "stored": stored
-        }
+        facts = {name: fact for name, fact in asdict(evidence).items() if name not in _CLIENTS}
+        return {name: facts.pop(name) for name in _COUNTS}, facts | {"stored": stored}
 
-    async def _answered(self, about: Blended, plan: PromptPlan) -> None:
-        """Tell the forecaster of whether conversations go on that the prompt was answered."""
-        if (forecaster := self.library.forecaster) is None:
-            return
-        seconds = time.monotonic() - about.begun
-        whose = about.prompt, plan, about.conversation
-        await self.run(lambda: forecaster.answered(*whose, seconds))
-
-    async def _report(self, about: Blended, answer: dict[str, Any]) -> Delta:
-        """Return what the engine said of the prompt, as embedded engines have it in an answer's last
-        piece."""
+    async def _evidence(self, prompt: PlannedPrompt, ticket: str, answer: dict[str, Any]) -> Evidence:
         plain = (answer.get("kv_transfer_params") or {}).get(FIELD)
-        exact = about.path is not None and about.path.held > 0
-        if plain is None and (about.recipe is not None or exact):
-            plain = await self._engine.acall("report", about.ticket)
-        usage = _usage(answer)
+        if plain is None and (prompt.recipe is not None or prompt.exact):
+            plain = await self._engine.acall("report", ticket)
+        usage = answer.get("usage") or {}  # none in a stream whose client did not ask for it
         prefix = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-        if about.recipe is not None and plain is None and not usage:
-            prefix = about.recipe.cached_end  # the prefix cache has held at least what is cached
-        return Delta("", [], 0.0, "stop", prefix, BlendReport.from_plain(plain))
+        if prompt.recipe is not None and plain is None and not usage:
+            prefix = prompt.recipe.cached_end  # the prefix cache has held at least what is cached
+        return prompt.evidence(BlendReport.from_plain(plain), prefix)
 
 
 def blending_of(request: Request, namespace: str | None = None) -> Blending:
@@ -343,11 +310,6 @@ def _unplanned(request: Any) -> str | None:
     if is_chat(type(request)) and has_other_than_text(request.messages):
         return "prompts with other than text are prefilled plainly"
     return None
-
-
-def _usage(answer: dict[str, Any]) -> dict[str, Any]:
-    """Return the usage; empty in a stream whose client did not ask for it."""
-    return answer.get("usage") or {}
 
 
 def _said(request: Any) -> Messages | str:

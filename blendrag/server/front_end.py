@@ -200,6 +200,6 @@ def _prefill_pending(library: Library) -> None:
     """Prefill what an earlier server, or another program, left undone. What fails is tried again by the
     next."""
     try:
-        library.prefill(PrefillReport(), SILENT)
+        library.texts.prefill(PrefillReport(), SILENT)
     except BlendragError as error:
         _log.warning("KV that is missing could not be prefilled: %s", error)

@@ -123,7 +123,7 @@ async def delete(name: Name, request: Request, id: Annotated[list[str] | None, Q
         collection.remove(going)
         return len(going)
 
-    removed = await _answered(blending.change(forget))
+    removed = await _answered(blending.run(forget, "change"))
     return _no_collection(name) if removed is None else JSONResponse({"removed": removed})
 
 
@@ -186,7 +186,7 @@ async def stats(
         blending = blending_of(request, namespace)
     except KeyError:
         raise _no_namespace(namespace) from None
-    facts = await _answered(blending.ask(blending.library.stats))
+    facts = await _answered(blending.run(blending.library.stats, "ask"))
     if not key.names or namespace not in (None, key.namespace):
         del facts["reuse"]  # by the names of documents
     return facts
@@ -215,7 +215,7 @@ def _no_collection(name: str) -> JSONResponse:
 
 async def _run(request: Request, work: Callable[[Library], T]) -> T:
     blending = blending_of(request)
-    return await _answered(blending.read(lambda: work(blending.library)))
+    return await _answered(blending.run(lambda: work(blending.library), "read"))
 
 
 async def _answered(work: Awaitable[T]) -> T:

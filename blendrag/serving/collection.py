@@ -57,14 +57,13 @@ class KeptDocuments(ABC):
     def ids(self) -> set[str]:
         """Return the ids of the documents."""
 
-    @abstractmethod
     def add(
         self,
         documents: Texts,
         *,
         sources: Sources | None = None,
         progress: Progress | bool | None = False,
-    ) -> PrefillReport:
+    ) -> SyncReport:
         """Keep the KV of these documents' texts; known ids are replaced, known texts cost nothing.
 
         ``sources``: what ids are parts of, such as a file. A text is prefilled behind that of the id that
@@ -74,6 +73,7 @@ class KeptDocuments(ABC):
         undone is done too.
         Raises StoreFullError, and EngineError when the engine does not start; the documents stay registered.
         """
+        return self._keep(documents, sources, progress, only=False)
 
     @abstractmethod
     def remove(self, ids: Iterable[str]) -> None:
@@ -84,7 +84,6 @@ class KeptDocuments(ABC):
     def clear(self) -> None:
         """Forget all documents."""
 
-    @abstractmethod
     def sync(
         self,
         documents: Texts,
@@ -94,6 +93,13 @@ class KeptDocuments(ABC):
     ) -> SyncReport:
         """Keep exactly ``documents``, and all of their KV: of two at once, one is as if it came after the
         other. ``sources``: as :meth:`add`."""
+        return self._keep(documents, sources, progress, only=True)
+
+    @abstractmethod
+    def _keep(
+        self, documents: Texts, sources: Sources | None, progress: Progress | bool | None, *, only: bool
+    ) -> SyncReport:
+        """Keep the KV of documents. only: and of no others."""
 
 
 class Collection(KeptDocuments):
@@ -111,56 +117,30 @@ class Collection(KeptDocuments):
         begins = self._owner("")
         return {owner.removeprefix(begins) for owner in self.library.catalogue.owners(begins)}
 
-    def add(
-        self,
-        documents: Texts,
-        *,
-        sources: Sources | None = None,
-        progress: Progress | bool | None = False,
-    ) -> SyncReport:
-        return self._keep(documents, sources, progress)
-
     def remove(self, ids: Iterable[str]) -> None:
-        self.library.release([self._owner(id) for id in ids])
+        self.library.texts.release([self._owner(id) for id in ids])
 
     def clear(self) -> None:
-        self.library.release(self.library.catalogue.owners(self._owner("")))
-
-    def sync(
-        self,
-        documents: Texts,
-        *,
-        sources: Sources | None = None,
-        progress: Progress | bool | None = False,
-    ) -> SyncReport:
-        return self._keep(documents, sources, progress, only=True)
+        self.library.texts.release(self.library.catalogue.owners(self._owner("")))
 
     def _keep(
-        self,
-        documents: Texts,
-        sources: Sources | None,
-        progress: Progress | bool | None,
-        *,
-        only: bool = False,
+        self, documents: Texts, sources: Sources | None, progress: Progress | bool | None, *, only: bool
     ) -> SyncReport:
         report = SyncReport()
-        owned, parts = self._owned(documents, sources)
+        documents, sources = encodable_documents(documents, sources)
+        owned = {self._owner(id): texts for id, texts in documents.items()}
+        parts = {self._owner(id): source for id, source in sources.items()}
         with progress_bar(progress) as bar:
-            with self.library.changing():  # what is read here is what is changed
+            with self.library.texts.changing.mine():  # what is read here is what is changed
                 known = set(self.library.catalogue.owners(self._owner("")))
                 gone = known - owned.keys() if only else set()
-                new = self.library.register(owned, parts)
+                new = self.library.texts.register(owned, parts)
                 if gone:  # last, so that a text which another document has now keeps its KV
-                    self.library.release(gone)
-            self.library.prefill(report, bar)
+                    self.library.texts.release(gone)
+            self.library.texts.prefill(report, bar)
         report.added, report.changed = len(new - known), len(new & known)
         report.unchanged, report.removed = len(owned) - len(new), len(gone)
         return report
-
-    def _owned(self, documents: Texts, sources: Sources | None) -> tuple[Texts, Sources]:
-        documents, sources = encodable_documents(documents, sources)
-        owned = {self._owner(id): texts for id, texts in documents.items()}
-        return owned, {self._owner(id): source for id, source in sources.items()}
 
     def _owner(self, id: str) -> str:
         return owner_of(self.name, encodable(id))

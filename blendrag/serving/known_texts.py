@@ -8,7 +8,8 @@ from typing import Any
 
 from blendrag.prompt import Recogniser
 from blendrag.serving.owners import document_of
-from blendrag.store.catalogue import Catalogue, Entry
+from blendrag.store.catalogue import Catalogue
+from blendrag.store.contexts import Chunk
 
 
 class KnownTexts:
@@ -38,7 +39,7 @@ class KnownTexts:
             return self._recogniser
 
 
-def _add(recogniser: Recogniser, entries: Iterable[Entry], owners: Mapping[str, str]) -> None:
+def _add(recogniser: Recogniser, entries: Iterable[Chunk], owners: Mapping[str, str]) -> None:
     for entry in entries:
         source = document_of(owners[entry.key]) if entry.key in owners else None
         recogniser.add(entry.key, entry.text, entry.token_ids, source)

@@ -52,7 +52,7 @@ class Lease:
                     raise _taken(library, settings)
             if key not in self._open:
                 library = Library(root, settings)
-                library.release(ended(library.catalogue.owners(VOLATILE)))
+                library.texts.release(ended(library.catalogue.owners(VOLATILE)))
                 self._open[key], self._claims[key] = library, weakref.WeakSet()
             self._claims[key].add(self)
             return self._open[key]

@@ -6,26 +6,18 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING
 
 from blendrag.errors import BlendragError
 from blendrag.progress import Progress
 
 if TYPE_CHECKING:  # they import torch, which clients of a server do without
     from blendrag.engine.client.stores import StoreClient
-    from blendrag.store.catalogue import Entry
+    from blendrag.store.contexts import Chunk
 
 
 INGEST_BATCH_TOKENS = 512
 """Tokens prefilled per call of the worker, which goes on by slices beside answers."""
-
-
-class _Text(Protocol):
-    @property
-    def token_ids(self) -> tuple[int, ...]: ...
-
-
-T = TypeVar("T", bound=_Text)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -59,7 +51,7 @@ class PrefillReport:
 
 
 def prefill_pending(
-    entries: Sequence[Entry],
+    entries: Sequence[Chunk],
     store: StoreClient,
     batch_tokens: int,
     report: PrefillReport,
@@ -90,9 +82,9 @@ def prefill_pending(
     report.nbytes += store.flush()
 
 
-def batches(entries: Iterable[T], batch_tokens: int) -> Iterator[list[T]]:
+def batches(entries: Iterable[Chunk], batch_tokens: int) -> Iterator[list[Chunk]]:
     """Group entries so that each group has at most ``batch_tokens`` tokens, or one entry."""
-    group: list[T] = []
+    group: list[Chunk] = []
     size = 0
     for entry in entries:
         tokens = len(entry.token_ids)

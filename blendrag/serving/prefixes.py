@@ -94,7 +94,7 @@ class Prefixes:
         Nodes are kept from their second sighting on: of a prompt that is not blended as they are computed, of
         others later, while the engine is idle.
         """
-        nodes = path_of(self.tree.identity, plan.token_ids, plan.spans())
+        nodes = path_of(self.tree.identity, plan.token_ids, plan.spans)
         if not nodes:
             return None, recipe
         held, seen = self.tree.match(nodes), self._meet(nodes)
@@ -114,7 +114,7 @@ class Prefixes:
     def grow(self, plan: PromptPlan) -> int:
         """Grow all of a plan's nodes, if there is room. Returns how many are new. Waits until nothing
         grows."""
-        nodes = path_of(self.tree.identity, plan.token_ids, plan.spans())
+        nodes = path_of(self.tree.identity, plan.token_ids, plan.spans)
         if not nodes:
             return 0
         held = self.tree.match(nodes)

@@ -44,7 +44,7 @@ class EngineSession:
         ``shared``: nobody here has the folder locked, so the engine's worker does that."""
         self._root, self._settings, self._identity = root, settings, identity
         self._start_engine = engine or Engine.shared
-        self._prefix, self._shared = list(prefix), shared
+        self.prefix, self._shared = list(prefix), shared
         self.stack = settings.stack
         self._engine: RunningEngine | None = None
         self._lock = threading.Lock()
@@ -87,7 +87,7 @@ class EngineSession:
                             self._root,
                             self._identity,
                             [self._with_file(spec) for spec in self.stack],
-                            self._prefix,
+                            self.prefix,
                             profile,
                             lock=self._shared,
                         )

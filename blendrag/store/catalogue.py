@@ -24,34 +24,14 @@ import numpy as np
 from blendrag.errors import StoreError, StoreMismatchError
 from blendrag.files import sqlite
 from blendrag.store.catalogue_schema import create, mismatch, stored_identity
-from blendrag.store.contexts import Ids, NewChunk
+from blendrag.store.contexts import Chunk, Ids, State
 from blendrag.store.identity import KVIdentity
 
 _LAST = "CAST(X'FF' AS TEXT)"  # sorts after every character: no UTF-8 has this byte
 
-State = Literal["pending", "ready", "evicted"]
-
 _REMEMBERED = 10_000  # changes; a process that has missed more reads all texts again
 
 _LISTED = "(SELECT value FROM json_each(?))"  # for any number of values
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A chunk as the catalogue knows it. ``bytes``: of its KV, 0 unless ready. The other fields are
-    :class:`NewChunk`'s."""
-
-    key: str
-    text: str
-    token_ids: tuple[int, ...]
-    state: State
-    bytes: int
-    context: tuple[int, ...] = ()
-    after: str = ""
-
-    def chunk(self) -> NewChunk:
-        """Return the chunk, to be registered again."""
-        return NewChunk(self.key, self.text, self.token_ids, self.context, self.after)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,15 +119,15 @@ class Catalogue:
 
     # -- chunks -------------------------------------------------------------------------------------------
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[Chunk]:
         """Return all chunks, oldest first."""
         return self._select("")
 
-    def pending(self) -> list[Entry]:
+    def pending(self) -> list[Chunk]:
         """Return the chunks whose KV is not there yet, or not any more because it was damaged."""
         return self._select("WHERE state = 'pending'")
 
-    def entries_of(self, keys: Iterable[str]) -> list[Entry]:
+    def entries_of(self, keys: Iterable[str]) -> list[Chunk]:
         """Return those of ``keys`` that are known, each once, oldest first."""
         return self._select(f"WHERE key IN {_LISTED}", (json.dumps(list(keys)),))
 
@@ -235,13 +215,13 @@ class Catalogue:
 
     # -- owners -------------------------------------------------------------------------------------------
 
-    def register(self, owner: str, chunks: Iterable[NewChunk | tuple[str, str, Ids]]) -> list[str]:
+    def register(self, owner: str, chunks: Iterable[Chunk | tuple[str, str, Ids]]) -> list[str]:
         """Make these the owner's whole list of chunks.
 
         New chunks are pending. Returns the keys that nobody owns any more; their rows are gone.
         """
-        new = [NewChunk(*chunk) for chunk in chunks]
-        rows = [(key, text, _packed(ids), _packed(context), after) for key, text, ids, context, after in new]
+        new = [Chunk(*chunk) for chunk in chunks]
+        rows = [(one.key, one.text, _packed(one.token_ids), _packed(one.context), one.after) for one in new]
         keys = [(key,) for key, *_ in rows]
         with self._transaction() as db:
             listed = json.dumps([key for (key,) in keys])
@@ -281,15 +261,14 @@ class Catalogue:
             (listed := json.dumps(owners), listed),
         )
 
-    def chunks_of(self, owner: str) -> list[NewChunk]:
+    def chunks_of(self, owner: str) -> list[Chunk]:
         """Return the chunks of an owner, oldest first."""
-        entries = self._select("WHERE key IN (SELECT key FROM owners WHERE owner = ?)", (owner,))
-        return [entry.chunk() for entry in entries]
+        return self._select("WHERE key IN (SELECT key FROM owners WHERE owner = ?)", (owner,))
 
     def texts_of(self, owner: str) -> set[str]:
         return set(self._keys("SELECT text FROM owners JOIN chunks USING (key) WHERE owner = ?", (owner,)))
 
-    def behind(self, keys: Iterable[str]) -> list[Entry]:
+    def behind(self, keys: Iterable[str]) -> list[Chunk]:
         """Return the chunks whose KV has traces of these: prefilled behind them, or behind such chunks;
         oldest first, so each comes after the one it stands behind."""
         return self._select(
@@ -387,15 +366,15 @@ class Catalogue:
     def _keys(self, query: str, values: Sequence[str | int] = ()) -> list[str]:
         return [key for (key,) in self._rows(query, values)]
 
-    def _select(self, where: str, values: Sequence[str] = ()) -> list[Entry]:
+    def _select(self, where: str, values: Sequence[str] = ()) -> list[Chunk]:
         rows = self._rows(
-            "SELECT key, text, token_ids, state, bytes, context, after FROM chunks JOIN records USING (key)"
+            "SELECT key, text, token_ids, context, after, state, bytes FROM chunks JOIN records USING (key)"
             f" {where} ORDER BY number",
             values,
         )
         return [
-            Entry(key, text, _unpacked(ids), state, size, _unpacked(context), after)
-            for key, text, ids, state, size, context, after in rows
+            Chunk(key, text, _unpacked(ids), _unpacked(context), *rest)
+            for key, text, ids, context, *rest in rows
         ]
 
     def _among(self, keys: Iterable[str], condition: str) -> set[str]:

@@ -13,22 +13,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from blendrag.store.identity import KVIdentity, context_name
 
 Ids = tuple[int, ...]
 
 
-class NewChunk(NamedTuple):
-    """A chunk to be registered. context: token ids of the text before it that it is prefilled behind; after:
-    the key of the chunk that this text ends with, ``""`` for none."""
+State = Literal["pending", "ready", "evicted"]
+
+
+class Chunk(NamedTuple):
+    """A chunk of a text, and its place among others. key: names its KV. context: token ids of the text before
+    it that it is prefilled behind; after: the key of the chunk that this text ends with, ``""`` for none.
+    state: whether its KV is there, as the catalogue knows; bytes: of that, 0 unless ready."""
 
     key: str
     text: str
     token_ids: Ids
     context: Ids = ()
     after: str = ""
+    state: State = "pending"
+    bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,21 +48,21 @@ class Contexts:
     limit: int = 0
     room: int | None = None
 
-    def chunk(self, text: str, ids: Ids, before: NewChunk | None = None) -> NewChunk:
+    def chunk(self, text: str, ids: Ids, before: Chunk | None = None) -> Chunk:
         """Return a chunk behind the last tokens of ``before``, and of its context."""
         most = self.limit if self.room is None else min(self.limit, max(0, self.room - len(ids)))
         if before is None or most == 0:
-            return NewChunk(self.identity.chunk_key(ids), text, ids)
+            return Chunk(self.identity.chunk_key(ids), text, ids)
         context = (*before.context, *before.token_ids, *self.separator)[-most:]
         key = self.identity.chunk_key(ids, context_name(context, before.key))
-        return NewChunk(key, text, ids, context, before.key)
+        return Chunk(key, text, ids, context, before.key)
 
-    def document(self, pieces: Iterable[tuple[str, Ids]], before: NewChunk | None = None) -> list[NewChunk]:
+    def document(self, pieces: Iterable[tuple[str, Ids]], before: Chunk | None = None) -> list[Chunk]:
         """Return the chunks of a document, in order. before: what precedes the first of them.
 
         A piece that is repeated gives its first chunk again, and the next piece stands behind that.
         """
-        made: dict[Ids, NewChunk] = {}
+        made: dict[Ids, Chunk] = {}
         chunks = []
         for text, ids in pieces:
             before = made.setdefault(ids, self.chunk(text, ids, before))

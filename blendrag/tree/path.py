@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from blendrag.prompt.plan import Span
 from blendrag.store.identity import KVIdentity
 
 
@@ -40,11 +41,8 @@ def placed(context: str) -> tuple[int, str]:
     return int(start), parent
 
 
-def path_of(
-    identity: KVIdentity, token_ids: Sequence[int], documents: Iterable[tuple[str, int, int]]
-) -> Nodes:
-    """Return the nodes of a prompt. documents: (chunk key, start, length) of each, ascending
-    (``PromptPlan``'s ``transfer_params``); may be empty."""
+def path_of(identity: KVIdentity, token_ids: Sequence[int], documents: Iterable[Span]) -> Nodes:
+    """Return the nodes of a prompt. documents: ascending; may be none."""
     nodes: list[Node] = []
     start, parent = 0, ""
 

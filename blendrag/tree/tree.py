@@ -11,7 +11,7 @@ from typing import Any
 from blendrag.errors import StoreError, StoreMismatchError
 from blendrag.files import sqlite
 from blendrag.store.catalogue import Catalogue, Totals
-from blendrag.store.contexts import NewChunk
+from blendrag.store.contexts import Chunk
 from blendrag.store.identity import KVIdentity
 from blendrag.tree.path import Node, Nodes
 
@@ -97,7 +97,7 @@ class Tree:
         """Note that these nodes, in a path's order, are about to be stored. The worker accepts no others."""
         for node in path:
             ids = tuple(token_ids[: node.end])
-            self._catalogue.register(_owner(node), [NewChunk(node.key, "", ids, (), node.parent)])
+            self._catalogue.register(_owner(node), [Chunk(node.key, "", ids, (), node.parent)])
 
     def forget(self, documents: Iterable[str]) -> list[str]:
         """Forget every node whose path holds one of these documents. Returns their keys, each before those

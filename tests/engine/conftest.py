@@ -14,7 +14,7 @@ from blendrag.cli.app import app
 from blendrag.engine.client.engine import Engine
 from blendrag.serving.identity import kv_identity
 from blendrag.settings import Settings
-from blendrag.store.contexts import NewChunk
+from blendrag.store.contexts import Chunk
 from blendrag.store.identity import KVIdentity
 from one_engine import variables
 from workbench import Bench, Open, real_texts
@@ -26,9 +26,9 @@ def identity(settings: Settings, model_dir: Path) -> KVIdentity:
 
 
 @pytest.fixture(scope="session")
-def chunks(tokenizer: Any, identity: KVIdentity) -> list[NewChunk]:
+def chunks(tokenizer: Any, identity: KVIdentity) -> list[Chunk]:
     """At least 24 chunks of real text."""
-    pieces = [NewChunk(identity.chunk_key(ids), "", ids) for ids in real_texts(tokenizer)]
+    pieces = [Chunk(identity.chunk_key(ids), "", ids) for ids in real_texts(tokenizer)]
     assert len(pieces) >= 24
     return pieces
 
@@ -38,7 +38,7 @@ def bench(
     engine: Engine,
     tokenizer: Any,
     identity: KVIdentity,
-    chunks: list[NewChunk],
+    chunks: list[Chunk],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Bench]:
     """All chunks stored and in RAM."""
@@ -49,7 +49,7 @@ def bench(
 
 @pytest.fixture
 def own_bench(
-    engine: Engine, tokenizer: Any, identity: KVIdentity, chunks: list[NewChunk], tmp_path: Path
+    engine: Engine, tokenizer: Any, identity: KVIdentity, chunks: list[Chunk], tmp_path: Path
 ) -> Iterator[Bench]:
     """Six chunks in a store of the test's own, without a RAM tier: every use is a read from disk."""
     opened = Bench(engine, tokenizer, identity, tmp_path / "kb", chunks[:6]).open(ram_bytes=0)

@@ -267,7 +267,7 @@ def ask(index: BlendIndex, question: str, **options: Any) -> Answer:
 
 def settled(index: BlendIndex) -> None:
     """Nothing grows any more, and everything is stored."""
-    prefixes = index._library.prefixes
+    prefixes = index._library.sidecars.prefixes
     assert prefixes is not None
     wait(lambda: not prefixes.growth.waiting)
     prefixes.client.delete([])  # waits for what is being stored
@@ -324,7 +324,7 @@ def test_documents_whose_prefix_is_stored_come_first(open_index: Open, folder: P
         settled(index)
     assert index._chat.order(["unknown", *texts[::-1]]) == [*(1 + place for place in places[::-1]), 0]
     hits = index.retrieve(question)
-    index._retriever.search = lambda *_: hits[::-1]  # type: ignore[method-assign]
+    index.retrieve = lambda *_: hits[::-1]  # type: ignore[method-assign]
     assert ask(index, question).evidence.mode == "exact"
 
 
@@ -338,7 +338,7 @@ def test_deleted_document_is_in_no_prefix_and_no_other_namespace_has_it(
         mode = ask(index, question, blend=False).evidence.mode
         settled(index)
     assert mode == "exact"
-    prefixes = index._library.prefixes
+    prefixes = index._library.sidecars.prefixes
     assert prefixes is not None
     before = {row.node.document for row in prefixes.tree.rows()}
     (source,) = {hit.source for hit in index.retrieve(question)[:1]}
@@ -363,7 +363,7 @@ def test_document_that_was_replaced_or_purged_is_in_no_prefix(
         mode = ask(index, question, blend=False).evidence.mode
         settled(index)
     assert mode == "exact"
-    prefixes, source = index._library.prefixes, index.retrieve(question)[0].source
+    prefixes, source = index._library.sidecars.prefixes, index.retrieve(question)[0].source
     assert prefixes is not None
     before = {row.node.document for row in prefixes.tree.rows()}
     if way == "purge":
@@ -420,7 +420,7 @@ def test_new_questions_keep_to_the_limits_of_the_tree_and_leave_what_is_asked(
 
     index = open_index(tiers=tree_tiers(40 << 20))
     index.ingest(folder)
-    texts, prefixes = [hit.text for hit in index.retrieve("packages", 4)], index._library.prefixes
+    texts, prefixes = [hit.text for hit in index.retrieve("packages", 4)], index._library.sidecars.prefixes
     assert prefixes is not None
 
     def about(order: Sequence[int]) -> str:

@@ -50,7 +50,7 @@ def test_a_second_ingest_does_only_what_has_changed(open_index: Open, folder: Pa
     assert changed.reread == 1 and not index._ledger.read_by_older()
     assert 0 < changed.chunks <= 4
     assert_consistent(index)
-    assert not {str(folder / "2.txt")} & index._vectors.sources()
+    assert not {str(folder / "2.txt")} & {row.source for row in index._vectors.rows()}
     assert before - files(index), "the KV of what is gone is gone"
 
 

@@ -23,7 +23,7 @@ from blendrag.lab.evaluate.run import EvalOptions, run_eval
 from blendrag.lab.running import lab_engine
 from blendrag.progress import SILENT
 from blendrag.settings import Settings
-from blendrag.store.contexts import NewChunk
+from blendrag.store.contexts import Chunk
 from blendrag.store.identity import KVIdentity
 from workbench import Bench, Prompt, distance
 
@@ -44,7 +44,7 @@ def few_blocks(
     engine_options: dict[str, Any],
     tokenizer: Any,
     identity: KVIdentity,
-    chunks: list[NewChunk],
+    chunks: list[Chunk],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Bench]:
     """Room for two prompts of 20 chunks."""

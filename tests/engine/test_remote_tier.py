@@ -10,7 +10,7 @@ from typing import Any, Literal
 import pytest
 
 from blendrag.engine.client.engine import Engine
-from blendrag.store.contexts import NewChunk
+from blendrag.store.contexts import Chunk
 from blendrag.store.identity import KVIdentity
 from proxy import Proxy
 from servers import BUCKET, S3_OPTIONS, Process, redis_server, running, s3_server
@@ -49,7 +49,7 @@ def remote_bench(
     engine: Engine,
     tokenizer: Any,
     identity: KVIdentity,
-    chunks: list[NewChunk],
+    chunks: list[Chunk],
     tmp_path: Path,
     kind: Kind,
     proxy: Proxy,

@@ -20,7 +20,7 @@ from blendrag.errors import EngineError, StoreFullError
 from blendrag.serving.identity import kv_identity
 from blendrag.settings import Settings
 from blendrag.store.catalogue import Catalogue
-from blendrag.store.contexts import NewChunk
+from blendrag.store.contexts import Chunk
 from blendrag.store.kv_reader import KVReader
 from blendrag.store.record import Record
 from blendrag.store.stack import OWN_FOLDER, TierSpec
@@ -87,8 +87,8 @@ def engine_of(model: Path, ranks: int) -> Iterator[Engine]:
         engine.close()
 
 
-def chunks_of(bench: Bench) -> list[NewChunk]:
-    pieces = [NewChunk(bench.identity.chunk_key(ids), "", ids) for ids in real_texts(bench.tokenizer)]
+def chunks_of(bench: Bench) -> list[Chunk]:
+    pieces = [Chunk(bench.identity.chunk_key(ids), "", ids) for ids in real_texts(bench.tokenizer)]
     return pieces[:24]
 
 
@@ -183,7 +183,7 @@ def test_two_ranks_read_the_same_text_from_the_store_of_one(
     client.close()
 
 
-def damage(bench: Bench, piece: NewChunk) -> Path:
+def damage(bench: Bench, piece: Chunk) -> Path:
     """Of the second rank's part alone."""
     bench.client.empty_ram()
     (file,) = bench.root.glob(f"kv/??/{piece.key}*")
@@ -193,7 +193,7 @@ def damage(bench: Bench, piece: NewChunk) -> Path:
     return file
 
 
-def without(prompt: Prompt, piece: NewChunk) -> Prompt:
+def without(prompt: Prompt, piece: Chunk) -> Prompt:
     """The same tokens, and nothing stored of this chunk."""
     return Prompt(prompt.token_ids, tuple(span for span in prompt.spans if span[0] != piece.key))
 

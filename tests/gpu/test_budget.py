@@ -14,7 +14,7 @@ from blendrag.lab.running import lab_engine
 from blendrag.lab.statistics import next_token_kl
 from blendrag.serving.identity import kv_identity
 from blendrag.settings import Settings
-from blendrag.store.contexts import NewChunk
+from blendrag.store.contexts import Chunk
 from device import DEVICE
 from tables import Tables
 from workbench import Bench, Prompt, real_texts
@@ -47,7 +47,7 @@ def bench(
     settings = Settings.load(**engine_options | {"kv_budget": BUDGET, "engine_args": arguments})
     engine = lab_engine(settings)
     identity = kv_identity(settings, engine.model_path)
-    pieces = [NewChunk(identity.chunk_key(ids), "", ids) for ids in real_texts(tokenizer)][:20]
+    pieces = [Chunk(identity.chunk_key(ids), "", ids) for ids in real_texts(tokenizer)][:20]
     opened = Bench(engine, tokenizer, identity, tmp_path_factory.mktemp("kb"), pieces).open()
     yield opened
     opened.close()

@@ -22,7 +22,7 @@ from blendrag.engine.wire.recipe import Recipe
 from blendrag.lab.statistics import next_token_kl
 from blendrag.serving.identity import kv_identity
 from blendrag.settings import Settings
-from blendrag.store.contexts import NewChunk
+from blendrag.store.contexts import Chunk
 from device import DEVICE
 from tables import Tables
 from workbench import Bench, Prompt, real_texts
@@ -38,7 +38,7 @@ RIVALS = 8 if DEVICE == "cuda" else 3  # requests at once
 def bench(engine: Engine, tokenizer: Any, settings: Settings, tmp_path: Path) -> Iterator[Bench]:
     """Twelve chunks, read from disk at every use."""
     identity = kv_identity(settings, engine.model_path)
-    pieces = [NewChunk(identity.chunk_key(ids), "", ids) for ids in real_texts(tokenizer)][:12]
+    pieces = [Chunk(identity.chunk_key(ids), "", ids) for ids in real_texts(tokenizer)][:12]
     opened = Bench(engine, tokenizer, identity, tmp_path / "kb", pieces).open(ram_bytes=0)
     yield opened
     with contextlib.suppress(Exception):  # a test may have closed it

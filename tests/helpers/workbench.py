@@ -18,7 +18,7 @@ from blendrag.engine.wire.recipe import Recipe
 from blendrag.options import BlendOptions
 from blendrag.prompt import encode_document
 from blendrag.store.catalogue import Catalogue
-from blendrag.store.contexts import NewChunk
+from blendrag.store.contexts import Chunk
 from blendrag.store.identity import KVIdentity
 from blendrag.store.stack import TierSpec
 
@@ -46,7 +46,7 @@ class Prompt:
     def fresh(self, ids: Sequence[int]) -> Prompt:
         return replace(self, token_ids=(*self.token_ids, *ids))
 
-    def cached(self, piece: NewChunk) -> Prompt:
+    def cached(self, piece: Chunk) -> Prompt:
         span = (piece.key, len(self.token_ids), len(piece.token_ids))
         return Prompt((*self.token_ids, *piece.token_ids), (*self.spans, span))
 
@@ -59,7 +59,7 @@ class Bench:
     tokenizer: Any
     identity: KVIdentity
     root: Path
-    pieces: list[NewChunk] = field(default_factory=list)
+    pieces: list[Chunk] = field(default_factory=list)
     client: StoreClient = field(init=False)
 
     def open(self, ram_bytes: int = 1 << 30, stack: Sequence[dict[str, Any]] | None = None) -> Bench:
@@ -73,7 +73,7 @@ class Bench:
         self.ingest(self.pieces)
         return self
 
-    def ingest(self, pieces: Sequence[NewChunk]) -> None:
+    def ingest(self, pieces: Sequence[Chunk]) -> None:
         for at in range(0, len(pieces), 16):
             self.client.ingest(pieces[at : at + 16])
         self.client.flush()
@@ -85,17 +85,17 @@ class Bench:
     def store(self) -> str:
         return self.client.id
 
-    def piece(self, text: str) -> NewChunk:
+    def piece(self, text: str) -> Chunk:
         """A chunk that is not stored."""
         ids = self.encode(text)
-        return NewChunk(self.identity.chunk_key(ids), "", ids)
+        return Chunk(self.identity.chunk_key(ids), "", ids)
 
     def encode(self, text: str) -> tuple[int, ...]:
         return encode_document(self.tokenizer, text)
 
     def prompt(
         self,
-        pieces: Iterable[NewChunk],
+        pieces: Iterable[Chunk],
         question: str = "\nIn short, the packages above are",
         *,
         aligned: bool = True,
@@ -175,7 +175,11 @@ def assert_consistent(index: BlendIndex) -> None:
     """Ledger, catalogue, vectors and KV speak of the same documents and chunks."""
     entries = index._library.catalogue.entries()
     assert {entry.key for entry in entries if entry.state == "ready"} == files(index)
-    assert index._ledger.sources() == index._vectors.sources() == set(index._library.catalogue.owners())
+    assert (
+        index._ledger.sources()
+        == {row.source for row in index._vectors.rows()}
+        == set(index._library.catalogue.owners())
+    )
     keys = {key for record in index._ledger.documents() for key in record.chunk_keys}
     assert keys == {entry.key for entry in entries}
 

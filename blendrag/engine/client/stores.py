@@ -7,27 +7,15 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from blendrag.control.profile import Profile
 from blendrag.engine.client.running import RunningEngine
 from blendrag.engine.wire.operations import Deleted, Ingested, StoreStats
+from blendrag.store.contexts import Chunk
 from blendrag.store.identity import KVIdentity
 from blendrag.store.stack import TierSpec
 from blendrag.store.tiers.local import Forecast
-
-
-class Chunk(Protocol):
-    """The fields of a chunk to be ingested, as :class:`~blendrag.store.contexts.NewChunk` describes them."""
-
-    @property
-    def key(self) -> str: ...
-    @property
-    def token_ids(self) -> Sequence[int]: ...
-    @property
-    def context(self) -> Sequence[int]: ...
-    @property
-    def after(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)

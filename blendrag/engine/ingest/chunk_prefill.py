@@ -30,7 +30,7 @@ _REMEMBERED = 1024  # tokens of the last chunk and its context; longer contexts 
 
 
 class ChunkTokens(NamedTuple):
-    """The tokens of a chunk: :class:`~blendrag.store.contexts.NewChunk` without the text."""
+    """The tokens of a chunk: :class:`~blendrag.store.contexts.Chunk` without the text."""
 
     key: str
     token_ids: Ids

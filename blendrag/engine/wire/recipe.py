@@ -14,6 +14,7 @@ import xxhash
 from blendrag.engine.wire.prefixes import PATH
 from blendrag.errors import ConfigError
 from blendrag.options import DEFAULTS, BlendOptions
+from blendrag.prompt.plan import Span
 
 FIELD = "blendrag"
 _SEAL = "seal"
@@ -32,14 +33,14 @@ class Recipe:
     """The instructions for blending one prompt.
 
     store: id of an opened store (``StoreClient.open``).
-    spans: (chunk key, start, length) per cached segment, token offsets in the prompt, ascending.
+    spans: of the prompt's cached segments, ascending.
     options: how to blend; ``blend`` and ``min_cached_tokens`` have been obeyed already.
     tree, head: an opened tree, and (key, end) of its nodes that the prompt begins with. Only what is behind
     them is blended; all of the prompt, if they cannot be had.
     """
 
     store: str
-    spans: tuple[tuple[str, int, int], ...]
+    spans: tuple[Span, ...]
     options: BlendOptions = DEFAULTS
     tree: str = ""
     head: tuple[tuple[str, int], ...] = ()
@@ -153,8 +154,3 @@ def is_sealed(params: dict[str, Any], salt: str | None, secret: str) -> bool:
 def _seal(params: dict[str, Any], salt: str, secret: str) -> str:
     said = json.dumps([params.get(FIELD), params.get(PATH), params.get("ticket"), salt], sort_keys=True)
     return hmac.new(secret.encode(), said.encode(), "sha256").hexdigest()
-
-
-def spans_of(segments: Sequence[Sequence[Any]]) -> tuple[tuple[str, int, int], ...]:
-    """Return a plan's ``transfer_params()`` as spans."""
-    return tuple((str(key), int(start), int(length)) for key, start, length in segments)

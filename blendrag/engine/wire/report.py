@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, Self
 
 from blendrag.load.trace import Event
@@ -35,39 +35,51 @@ def out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"  # torch's
 
 
-@dataclass(frozen=True, slots=True)
-class BlendReport:
-    """The report on one request, made by the worker, or by the scheduler for a request that is not blended.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillFacts:
+    """The facts of a prompt's prefill that the worker reports and whoever asked is told.
 
-    prefix: leading prompt tokens that were left as the engine's prefix cache had them. exact: tokens behind
-    them whose KV the tree of prefixes had, as full prefill makes it. cached: tokens behind these whose KV was
-    loaded. fresh: tokens without stored KV. recomputed: how many of the cached ones, mean over the layers
-    from the selector's first choice on. missing: why chunks could not be had, by key.
-    selector, ratio: what was blended with. decision: why the controller loaded these chunks and no others.
-    slices: in how many parts the blend was done. tiers: chunks loaded, by the tier they came from. ms: time
-    by part: load, select, recompute. kv_kept: tokens that a head decoded the answer from, on average, where
-    KV was evicted. kv_freed: blocks freed by that. kv_whole: why nothing was evicted, where it should have
-    been. trace: what was loaded and computed when, if asked for.
-    fallback: why the prompt was prefilled plainly instead, in words; None if it was blended. cause: the same
-    as a metric's label.
+    exact: tokens whose KV the tree of prefixes had, as full prefill makes it. recomputed: tokens whose KV was
+    loaded and repaired, mean over the layers from the selector's first choice on, or computed in the block of
+    the paged cache in which the documents end. missing: why chunks could not be had, by key.
+    decision: why the controller loaded these chunks and no others. tiers: chunks loaded, by the tier they
+    came from. ms: time by part: load, select, recompute. kv_kept: tokens that a head decoded the answer from,
+    on average, where KV was evicted. kv_freed: blocks freed by that. kv_whole: why nothing was evicted, where
+    it should have been. trace: what was loaded and computed when (see ``load.trace``), if asked for.
     """
 
-    prefix: int = 0
     exact: int = 0
-    cached: int = 0
-    fresh: int = 0
     recomputed: int = 0
     missing: dict[str, str] = field(default_factory=dict)
-    selector: str = ""
-    ratio: float = 0.0
     decision: str = ""
-    slices: int = 1
     tiers: dict[str, int] = field(default_factory=dict)
     ms: dict[str, float] = field(default_factory=dict)
     kv_kept: int = 0
     kv_freed: int = 0
     kv_whole: str = ""
     trace: tuple[Event, ...] = ()
+
+    def facts(self) -> dict[str, Any]:
+        """Return these facts by name, without what a subclass adds."""
+        return {one.name: getattr(self, one.name) for one in fields(PrefillFacts)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlendReport(PrefillFacts):
+    """The report on one request, made by the worker, or by the scheduler for a request that is not blended.
+
+    prefix: leading prompt tokens that were left as the engine's prefix cache had them; the exact ones are
+    behind them. cached: tokens behind these whose KV was loaded. fresh: tokens without stored KV. selector,
+    ratio: what was blended with. slices: in how many parts the blend was done. fallback: why the prompt was
+    prefilled plainly instead, in words; None if it was blended. cause: the same as a metric's label.
+    """
+
+    prefix: int = 0
+    cached: int = 0
+    fresh: int = 0
+    selector: str = ""
+    ratio: float = 0.0
+    slices: int = 1
     fallback: str | None = None
     cause: Cause | None = None
 

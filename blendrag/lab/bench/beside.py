@@ -25,7 +25,7 @@ from blendrag.lab.texts import text_pieces
 from blendrag.progress import Progress
 from blendrag.prompt import encode_document
 from blendrag.settings import Settings
-from blendrag.store.contexts import NewChunk
+from blendrag.store.contexts import Chunk
 from blendrag.store.stack import TierSpec
 
 CONDITIONS = ("alone", "full", "blended", "slow", "ingest")
@@ -121,7 +121,7 @@ class _Beside:
         stories: Sequence[Sequence[int]],
         short: Prompt,
         slow: ScratchStore,
-        twins: Mapping[str, NewChunk],
+        twins: Mapping[str, Chunk],
     ) -> None:
         """Begin with no window. slow: a second store. twins: its chunks, by the keys that they have in
         prompts."""
@@ -201,7 +201,7 @@ async def _all_have_a_token(
             task.result()
 
 
-def _ingest_again(store: ScratchStore, chunks: Sequence[NewChunk]) -> None:
+def _ingest_again(store: ScratchStore, chunks: Sequence[Chunk]) -> None:
     store.client.delete([chunk.key for chunk in chunks])
     for batch in store.batches(chunks):
         store.client.ingest(batch)

@@ -16,7 +16,7 @@ from blendrag.lab.experiment import in_turn
 from blendrag.lab.scratch import scratch_store
 from blendrag.progress import Progress
 from blendrag.settings import Settings
-from blendrag.store.contexts import NewChunk
+from blendrag.store.contexts import Chunk
 
 _ONE_TOKEN = Sampling(max_tokens=1)
 _CALLS_PER_ROUND = 3  # as in a real ingest, a call's records are written while the next call computes
@@ -68,7 +68,7 @@ def measure_ingest(
     return IngestCost(*(sum(column) for column in zip(*map(astuple, costs), strict=True)))
 
 
-def _ingest(store: StoreClient, calls: Sequence[Sequence[NewChunk]]) -> IngestCost:
+def _ingest(store: StoreClient, calls: Sequence[Sequence[Chunk]]) -> IngestCost:
     begin = time.perf_counter()
     done = [store.ingest(batch) for batch in calls]
     nbytes = sum(each.nbytes for each in done) + store.flush()
@@ -80,8 +80,8 @@ def _ingest(store: StoreClient, calls: Sequence[Sequence[NewChunk]]) -> IngestCo
     )
 
 
-def _prefill_plainly(store: StoreClient, calls: Sequence[Sequence[NewChunk]]) -> IngestCost:
-    async def all_at_once(batch: Sequence[NewChunk]) -> None:
+def _prefill_plainly(store: StoreClient, calls: Sequence[Sequence[Chunk]]) -> IngestCost:
+    async def all_at_once(batch: Sequence[Chunk]) -> None:
         await asyncio.gather(*(store.engine.agenerate(chunk.token_ids, _ONE_TOKEN) for chunk in batch))
 
     reset(store.engine)

@@ -117,8 +117,8 @@ def _library(
         temporary_folder(settings, TierSpec(kind="disk")) as folder,
         closing(Library(folder / "kv", settings)) as library,
     ):
-        library.register({str(at): [text] for at, text in enumerate(texts)})
-        library.prefill(PrefillReport(), SILENT)
+        library.texts.register({str(at): [text] for at, text in enumerate(texts)})
+        library.texts.prefill(PrefillReport(), SILENT)
         yield library, texts
 
 

@@ -41,7 +41,7 @@ from blendrag.prompt import PromptPlan, encode_document
 from blendrag.prompt.plan import Segment
 from blendrag.serving.prefixes import Prefixes
 from blendrag.settings import PREFIX_CACHING, Settings
-from blendrag.store.contexts import NewChunk
+from blendrag.store.contexts import Chunk
 from blendrag.store.stack import TierSpec
 from blendrag.tree import Nodes, path_of
 
@@ -174,7 +174,7 @@ def _small_pool(settings: Settings, tokens: int) -> Settings:
 class _Prompts:
     """Questions as prompts. chunks: of the documents, by number."""
 
-    def __init__(self, maker: PromptMaker, chunks: Sequence[NewChunk]) -> None:
+    def __init__(self, maker: PromptMaker, chunks: Sequence[Chunk]) -> None:
         self._maker, self._chunks = maker, chunks
 
     def of(self, question: RetrievedQuestion) -> Prompt:

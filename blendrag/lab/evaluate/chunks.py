@@ -8,7 +8,7 @@ from typing import Any
 from blendrag.lab.evaluate.formats import Format, Question
 from blendrag.lab.scratch import ScratchStore
 from blendrag.prompt import encode_document
-from blendrag.store.contexts import Ids, NewChunk
+from blendrag.store.contexts import Chunk, Ids
 
 Documents = tuple[tuple[Ids, ...], ...]  # per document its chunks
 
@@ -25,9 +25,9 @@ def cut(tokenizer: Any, question: Question, format: Format, chunk_tokens: int) -
     )
 
 
-def unstored(documents: Documents) -> list[list[NewChunk]]:
+def unstored(documents: Documents) -> list[list[Chunk]]:
     """Return the documents' chunks for prompts of which nothing is stored."""
-    return [[NewChunk("", "", ids) for ids in each] for each in documents]
+    return [[Chunk("", "", ids) for ids in each] for each in documents]
 
 
 def before(tokenizer: Any, question: Question) -> tuple[Ids, ...]:
@@ -35,7 +35,7 @@ def before(tokenizer: Any, question: Question) -> tuple[Ids, ...]:
     return tuple(encode_document(tokenizer, text) for text in question.before)
 
 
-def stored(store: ScratchStore, documents: Documents, before: Sequence[Ids] = ()) -> list[list[NewChunk]]:
+def stored(store: ScratchStore, documents: Documents, before: Sequence[Ids] = ()) -> list[list[Chunk]]:
     """Return the documents' chunks as they are, or will be, stored."""
     known = before or [()] * len(documents)
     return [store.document(each, ids) for each, ids in zip(documents, known, strict=True)]

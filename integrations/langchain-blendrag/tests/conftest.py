@@ -12,7 +12,7 @@ from langchain_core.embeddings import DeterministicFakeEmbedding, Embeddings
 from blendrag.engine.wire.operations import Ingested
 from blendrag.errors import EngineError
 from blendrag.serving.library import Library
-from blendrag.store.catalogue import Entry
+from blendrag.store.contexts import Chunk
 from engine_facts import FACTS
 from langchain_blendrag import ChatBlend
 
@@ -24,7 +24,7 @@ class EngineRecorder:
 
     def __init__(self, library: Library) -> None:
         self._library = library
-        self.stack = library.session.stack
+        self.stack, self.prefix = library.session.stack, library.session.prefix
         self._texts: dict[str, str] = {}
         self.forget()
 
@@ -55,7 +55,7 @@ class EngineRecorder:
     def settle(self) -> None:
         pass
 
-    def ingest(self, chunks: Sequence[Entry]) -> Ingested:
+    def ingest(self, chunks: Sequence[Chunk]) -> Ingested:
         self._texts |= {chunk.key: chunk.text for chunk in chunks}
         for chunk in chunks:
             self.prefilled.append(chunk.text)
@@ -64,7 +64,7 @@ class EngineRecorder:
         self.tokens += tokens
         return Ingested(tokens, 0, 0.0, 0)
 
-    def ingest_later(self, chunks: Sequence[Entry]) -> None:
+    def ingest_later(self, chunks: Sequence[Chunk]) -> None:
         self.ingest(chunks)
 
     def flush(self) -> int:
@@ -96,7 +96,7 @@ def _recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ChatBl
     llm = ChatBlend(kv_dir=tmp_path_factory.mktemp("recorded") / "kv")
     library = llm.chat.library
     recorder: Any = EngineRecorder(library)
-    library.session = recorder
+    library.session = library.texts.session = library.sidecars.session = recorder
     yield llm, recorder
     llm.close()
 
@@ -106,7 +106,7 @@ def recorded_llm(_recorded: tuple[ChatBlend, EngineRecorder]) -> ChatBlend:
     """Holds no documents yet; its engine has not started, and is the ``recorder``."""
     llm, recorder = _recorded
     library = llm.chat.library
-    library.release(library.catalogue.owners())
+    library.texts.release(library.catalogue.owners())
     recorder.forget()
     return llm
 

@@ -107,7 +107,11 @@ def test_other_documents_are_not_touched_by_a_purge(after: After) -> None:
     for source, keys in setting.catalogue.owners().items():
         assert after.keys[source] == keys
         assert setting.own.has(keys) == setting.shared.has(keys) == setting.catalogue.ready(keys) == set(keys)
-    assert index._ledger.sources() == index._vectors.sources() == {"open.txt", "one.txt", "two.txt"}
+    assert (
+        index._ledger.sources()
+        == {row.source for row in index._vectors.rows()}
+        == {"open.txt", "one.txt", "two.txt"}
+    )
     assert index.retrieve("Who approves travel?", 3)[0].source == "open.txt"
 
 
@@ -116,7 +120,7 @@ def test_vectors_of_a_purged_index_can_be_opened_again(after: After) -> None:
     SharedSystemClient.clear_system_cache()
     vectors = VectorStore(after.setting.root, after.setting.index._vectors._embedder)
     assert vectors.search("Who approves travel?", 1)[0].source == "open.txt"
-    assert vectors.sources() == {"open.txt", "one.txt", "two.txt"}
+    assert {row.source for row in vectors.rows()} == {"open.txt", "one.txt", "two.txt"}
 
 
 # -- what may come in between -----------------------------------------------------------------------------
@@ -147,7 +151,9 @@ def test_purge_that_fails_can_be_repeated(made: Setting, monkeypatch: pytest.Mon
         patch.setattr(DiskTier, "delete", unreachable)
         with pytest.raises(StoreError, match=r"nothing was purged here, because disk .*shared cannot"):
             made.index.purge("secret.txt")
-    assert made.keys("secret.txt") == keys and "secret.txt" in made.index._vectors.sources()
+    assert made.keys("secret.txt") == keys and "secret.txt" in {
+        row.source for row in made.index._vectors.rows()
+    }
     assert made.catalogue.ready(keys) == made.own.has(keys) == made.shared.has(keys) == set(keys)
     with monkeypatch.context() as patch:
         patch.setattr(made.index._vectors, "purge", interrupt)

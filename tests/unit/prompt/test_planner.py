@@ -50,8 +50,7 @@ def test_planning_never_changes_the_text(
     assert plan.text == text == decode(tokenizer, plan.token_ids)
     whole = sum(isinstance(piece, int) for piece in layout)
     assert len(plan.cached_segments) >= whole
-    assert plan.cached_tokens + plan.fresh_tokens == len(plan.token_ids)
-    for key, start, length in plan.transfer_params():
+    for key, start, length in plan.spans:
         stored = ingested[int(key.removeprefix("key"))].token_ids
         assert plan.token_ids[start : start + length] == stored[:length]
 
@@ -161,9 +160,9 @@ def test_template_that_refuses_messages_is_not_an_internal_error(with_template: 
         render_chat(refusing, [{"role": "user", "content": "Hi"}])
 
 
-def test_transfer_params_hold_nothing_but_plain_types() -> None:
+def test_spans_say_where_cached_segments_stand() -> None:
     plan = PromptPlan((Segment("a", (1,)), Segment("bc", (2, 3), "k"), Segment("d", (4,))))
-    assert plan.transfer_params() == [["k", 1, 2]]
+    assert plan.spans == (("k", 1, 2),)
     assert plan.describe()[1]["chunk_key"] == "k"
 
 

@@ -26,7 +26,7 @@ def before_first(tokenizer: Any, document: KnownText, system: str, separator: st
     plan = assemble(
         tokenizer, system_prompt=system, documents=[document], separator=separator, question="Who?"
     )
-    _, start, _ = plan.transfer_params()[0]
+    _, start, _ = plan.spans[0]
     return plan.token_ids[:start]
 
 

@@ -22,6 +22,7 @@ from blendrag.server.blending import Blending
 from blendrag.server.gate import Gate, Requests
 from blendrag.server.keys import Key, Keys
 from blendrag.serving.library import Library
+from blendrag.serving.owners import owner_of
 from blendrag.settings import Settings
 
 SETTINGS = Settings.load(max_model_len=512)
@@ -56,8 +57,8 @@ def asked(
 
 def keep(blending: Blending, *ids: str) -> None:
     """As a PUT does, without their KV."""
-    collection = knowledge.Collection(blending.library, "cities")
-    blending.library.register(*collection._owned({id: [f"Of {id}."] for id in ids}, None))
+    documents = {owner_of("cities", id): [f"Of {id}."] for id in ids}
+    blending.library.texts.register(documents)
 
 
 def test_misspelt_parameter_removes_nothing(blending: Blending) -> None:
@@ -175,7 +176,7 @@ def test_changes_that_wait_leave_other_routes_answering(blending: Blending) -> N
         go, taken = threading.Event(), threading.Event()
 
         def hold() -> None:
-            with blending.library._changing.mine():
+            with blending.library.texts.changing.mine():
                 taken.set()
                 go.wait(50)
 

@@ -50,7 +50,7 @@ def begin(tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> I
     def one(**options: Any) -> Blending:
         settings = Settings.load(max_model_len=512, model=str(model_dir), embedder="./none", **options)
         library = Library(tmp_path / f"kv{len(begun)}", settings, shared=True)
-        library.register({"a": [TEXT]})
+        library.texts.register({"a": [TEXT]})
         engine: Any = SimpleNamespace(blends=True, facts=FACTS, max_model_len=512)
         monkeypatch.setattr(library.session, "start", lambda progress=None: engine)
         monkeypatch.setattr(library.session, "open", lambda progress=None: library.session.store)
@@ -112,7 +112,7 @@ def test_conversation_of_a_request_reaches_the_forecaster(begin: Open, tmp_path:
     asked(blending, kind, blendrag={"conversation": "ada"})
     asked(blending, kind, "How far?", blendrag={"conversation": "ada"})
     asked(blending, kind, "How far?", blendrag={"conversation": "eve"})
-    forecaster = blending.library.forecaster
+    forecaster = blending.library.sidecars.forecaster
     assert forecaster is not None and forecaster.counts.asked == 3
     blending.close()
     first, second, other = read_log(tmp_path / "cache" / "evictor" / "prompts.sqlite").requests
@@ -122,7 +122,7 @@ def test_conversation_of_a_request_reaches_the_forecaster(begin: Open, tmp_path:
 def test_server_without_use_for_forecasts_makes_none(begin: Open) -> None:
     blending = begin()
     asked(blending, blendrag={"conversation": "ada"})
-    assert blending.library.forecaster is None
+    assert blending.library.sidecars.forecaster is None
 
 
 @pytest.mark.parametrize(
@@ -185,10 +185,10 @@ def test_prompt_that_cannot_be_planned_is_unchanged_and_counted(
 ) -> None:
     blending = begin(namespace="acme")
     request, about = prepared(blending, kind, blendrag={})
-    assert about.plan is not None and counted() == {}
+    assert about.prompt is not None and counted() == {}
     monkeypatch.setattr(blending.library, "plan", broken(blending))
     request, about = prepared(blending, kind, blendrag={})
-    assert about.plan is None and said in str(about.plain)
+    assert about.prompt is None and said in str(about.plain)
     assert (request.kv_transfer_params, request.cache_salt) == (None, "acme:")
     assert kind is CHAT or isinstance(request.prompt, str)
     assert counted() == {reason: 1}
@@ -226,10 +226,10 @@ def test_planning_takes_no_longer_the_more_texts_are_known(begin: Open) -> None:
     def plan() -> None:
         library.recipe(library.plan(prompt), blending.settings.blending)
 
-    library.register({str(number): [page(number)] for number in range(known)})
+    library.texts.register({str(number): [page(number)] for number in range(known)})
     plan()
     few = calls(plan)
-    library.register({str(number): [page(number)] for number in range(known, count)})
+    library.texts.register({str(number): [page(number)] for number in range(known, count)})
     plan()
     assert calls(plan) < 1.1 * few
     times = []
@@ -237,8 +237,8 @@ def test_planning_takes_no_longer_the_more_texts_are_known(begin: Open) -> None:
         begun = time.perf_counter()
         _, about = prepared(blending, COMPLETION, prompt=prompt, blendrag={})
         times.append(1e3 * (time.perf_counter() - begun))
-    assert about.plan is not None and about.unplanned is None
-    tokens, middle = len(about.plan.token_ids), sorted(times)[len(times) // 2]
+    assert about.prompt is not None and about.unplanned is None
+    tokens, middle = len(about.prompt.plan.token_ids), sorted(times)[len(times) // 2]
     print(f"{count} texts, {tokens} tokens: {middle:.1f} ms, {min(times):.1f} at best")
 
 
@@ -250,7 +250,7 @@ def test_scheduler_takes_a_path_of_its_own_server(
     begin: Open, monkeypatch: pytest.MonkeyPatch, namespace: str, salt: str | None
 ) -> None:
     blending = begin(namespace=namespace)
-    monkeypatch.setattr(blending.library, "path", lambda plan, recipe: (PATH, None))
+    monkeypatch.setattr(blending.library.sidecars, "path", lambda plan, recipe: (PATH, None))
     blending._engine.acall = AsyncMock(return_value=None)  # type: ignore[method-assign]
     request = asked(blending, COMPLETION, blendrag={})
     params = extra(request)["kv_transfer_params"]
@@ -263,7 +263,7 @@ def test_client_with_a_salt_takes_no_exact_prefixes_of_others(
     begin: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     blending = begin()
-    monkeypatch.setattr(blending.library, "path", lambda plan, recipe: pytest.fail("it is shared"))
+    monkeypatch.setattr(blending.library.sidecars, "path", lambda plan, recipe: pytest.fail("it is shared"))
     request = asked(blending, COMPLETION, blendrag={}, cache_salt="mine")
     assert request.cache_salt.startswith("~") and extra(request) == {}
 

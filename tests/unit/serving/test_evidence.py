@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blendrag.engine.client.generation import Delta
 from blendrag.engine.wire.prefixes import PrefixPath
 from blendrag.engine.wire.recipe import Recipe
 from blendrag.engine.wire.report import BlendReport
 from blendrag.prompt import PromptPlan, Segment
-from blendrag.serving.evidence import Evidence, evidence_of
+from blendrag.serving.evidence import Evidence
+from blendrag.serving.planned import PlannedPrompt
 
 PLAN = PromptPlan(
     (
@@ -24,7 +24,7 @@ PLAN = PromptPlan(
     ),
     (),
 )
-RECIPE = Recipe("store", tuple(PLAN.spans()))
+RECIPE = Recipe("store", PLAN.spans)
 NODES = (("n0", 10), ("n1", 40), ("n2", 80))
 
 
@@ -39,8 +39,8 @@ def made(
     prefix: int = 0,
     budget: int | None = None,
 ) -> Evidence:
-    last = Delta("", [], 0.0, "stop", prefix, report)
-    return evidence_of(PLAN, recipe, None if recipe else "blending is switched off", last, path, budget)
+    plain = None if recipe else "blending is switched off"
+    return PlannedPrompt(PLAN, recipe, path, plain, budget).evidence(report, prefix)
 
 
 @given(st.integers(0, 80), st.integers(0, 80), st.integers(0, 30))

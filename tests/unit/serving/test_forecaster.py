@@ -235,21 +235,21 @@ def test_predictor_runs_beside_an_engine_for_policies_that_ask_it(
     tiers = TierSpec(kind="ram", bytes=1 << 20, policy=policy), TierSpec(kind="disk", policy=policy)
     own = settings.model_copy(update={"model": str(model_dir), "tiers": tiers})
     library = Library(tmp_path / "kv", own)
-    library._forecast()
-    assert library.forecaster is None and not predictors(), "no engine runs"
+    library.sidecars._forecast()
+    assert library.sidecars.forecaster is None and not predictors(), "no engine runs"
     monkeypatch.setattr(EngineSession, "store", Session())
-    library._forecast()
+    library.sidecars._forecast()
     assert library.eviction()["policies"] == {"ram": policy}  # the disk tier has no limit
     if policy == "gdsf":
-        assert library.forecaster is None and not predictors()
+        assert library.sidecars.forecaster is None and not predictors()
     else:
-        assert library.forecaster is not None and len(predictors()) == 1
-        library.forecaster.answered("hi", plan("a"), "mine")
-        settle(library.forecaster, 1)
+        assert library.sidecars.forecaster is not None and len(predictors()) == 1
+        library.sidecars.forecaster.answered("hi", plan("a"), "mine")
+        settle(library.sidecars.forecaster, 1)
     library.close()
     assert not predictors()
-    library._forecast()
-    assert library.forecaster is None
+    library.sidecars._forecast()
+    assert library.sidecars.forecaster is None
     again = Library(tmp_path / "kv", own)
     forecasts = again.eviction()["forecasts"]
     asked = int(policy != "gdsf")

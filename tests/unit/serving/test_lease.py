@@ -106,7 +106,7 @@ def test_documents_of_stores_that_ended_with_their_process_are_removed(tmp_path:
     library = lease.library(SMALL, tmp_path)
     other = volatile("a").replace(owners._PROCESS, "1")
     names = {other: "gone", volatile("a"): "ours", "chroma": "stays"}
-    library.register({owner_of(name, "x"): [text] for name, text in names.items()})
+    library.texts.register({owner_of(name, "x"): [text] for name, text in names.items()})
     lease.close()
     texts = [entry.text for entry in lease.library(SMALL, tmp_path).catalogue.entries()]
     assert texts == ["ours", "stays"]
@@ -145,7 +145,7 @@ def test_namespace_is_not_served_from_the_open_folder_of_another(tmp_path: Path)
     ours, theirs = (SMALL.model_copy(update={"namespace": name}) for name in ("a", "b"))
     lease = Lease()
     library = lease.library(ours, tmp_path)
-    library.register({"document": ["Our secret."]})
+    library.texts.register({"document": ["Our secret."]})
     with pytest.raises(StoreMismatchError, match="namespace='a', not namespace='b'"):
         Lease().library(theirs, tmp_path)
     lease.close()

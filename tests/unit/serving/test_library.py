@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from blendrag.engine.client.stores import StoreClient
 from blendrag.errors import BlendragWarning, ConfigError, StoreError, StoreFullError, StoreMismatchError
 from blendrag.options import BlendOptions
-from blendrag.serving.collection import Collection
+from blendrag.serving.collection import encodable_documents
 from blendrag.serving.lease import default_kv_dir
 from blendrag.serving.library import Library
 from blendrag.serving.prefixes import Prefixes
@@ -54,20 +54,21 @@ def texts(library: Library) -> list[str]:
 
 
 def test_text_is_kept_without_the_blanks_around_it(library: Library) -> None:
-    library.register({"a": ["  a text \n"], "b": ["a text"], "c": [" \n "]})
+    library.texts.register({"a": ["  a text \n"], "b": ["a text"], "c": [" \n "]})
     assert texts(library) == ["a text"]
 
 
 def test_text_alone_is_kept_whole(library: Library) -> None:
-    library.register(*Collection(library, "c")._owned({"a": "Of a fjord.", "b": ["Of b."]}, None))
+    documents, _ = encodable_documents({"a": "Of a fjord.", "b": ["Of b."]}, None)
+    library.texts.register(documents)
     assert {entry.text for entry in library.catalogue.entries()} == {"Of a fjord.", "Of b."}
 
 
 def test_text_of_two_owners_goes_with_the_last_of_them(library: Library) -> None:
-    library.register({"a": ["shared", "own"], "b": ["shared"]})
-    library.release(["a", "nobody"])
+    library.texts.register({"a": ["shared", "own"], "b": ["shared"]})
+    library.texts.release(["a", "nobody"])
     assert texts(library) == ["shared"]
-    library.register({"b": ["other"]})
+    library.texts.register({"b": ["other"]})
     assert texts(library) == ["other"]
 
 
@@ -99,16 +100,16 @@ STEPS = st.lists(
 def test_kv_does_not_outlive_a_text_that_it_has_read(steps: list[tuple[str, Any]]) -> None:
     """Of two sources, whose parts come, change and go one by one."""
     library, held = shared_library(), dict[str, str]()
-    library.release(library.catalogue.owners())
+    library.texts.release(library.catalogue.owners())
     for action, what in steps:
         if action == "add":
             new = {f"owner {n}": f"Text number {text}." for n, text in what.items()}
             sources = {owner: f"source {n % 2}" for n, owner in zip(what, new, strict=True)}
             changed = {owner for owner, text in new.items() if held.get(owner) != text}
-            assert library.register({owner: [text] for owner, text in new.items()}, sources) == changed
+            assert library.texts.register({owner: [text] for owner, text in new.items()}, sources) == changed
             held |= new
         else:
-            library.release([f"owner {n}" for n in what])
+            library.texts.release([f"owner {n}" for n in what])
             held = {owner: text for owner, text in held.items() if int(owner[6:]) not in what}
         owners = library.catalogue.owners()
         by_key = {entry.key: entry.text for entry in library.catalogue.entries()}
@@ -123,25 +124,25 @@ def test_kv_does_not_outlive_a_text_that_it_has_read(steps: list[tuple[str, Any]
 def test_parts_of_a_document_are_prefilled_behind_each_other(library: Library) -> None:
     documents = {owner: [owner.upper()] for owner in ("a1", "b1", "a2", "alone", "b2", "a3")}
     sources = {owner: owner[0] for owner in documents if owner != "alone"}
-    assert library.register(documents, sources) == set(documents)
+    assert library.texts.register(documents, sources) == set(documents)
     whole = {"A1": [], "A2": ["A1"], "A3": ["A2", "A1"], "ALONE": [], "B1": [], "B2": ["B1"]}
     assert standing(library) == whole
-    assert library.register({"a2": ["A2"], "a4": ["A4"]}, {"a2": "a", "a4": "a"}) == {"a4"}
+    assert library.texts.register({"a2": ["A2"], "a4": ["A4"]}, {"a2": "a", "a4": "a"}) == {"a4"}
     assert standing(library) == whole | {"A4": ["A2", "A1"]}
 
 
 def test_what_stood_behind_a_removed_part_stands_alone(library: Library) -> None:
     owners = ["a", "b", "c", "d"]
-    library.register({owner: [f"Text {owner}."] for owner in owners}, dict.fromkeys(owners, "source"))
-    library.release(["b"])
+    library.texts.register({owner: [f"Text {owner}."] for owner in owners}, dict.fromkeys(owners, "source"))
+    library.texts.release(["b"])
     assert standing(library) == {"Text a.": [], "Text c.": [], "Text d.": ["Text c."]}
-    assert library.register({"c": ["Another."]}) == {"c"}
+    assert library.texts.register({"c": ["Another."]}) == {"c"}
     assert standing(library) == {"Text a.": [], "Another.": [], "Text d.": []}
     assert library.plan([{"role": "user", "content": "Text d."}]).describe()
 
 
 def test_forms_of_a_text_stand_behind_the_same_forms(library: Library) -> None:
-    library.register({"1": ["one", "meta one"], "2": ["two", "meta two"]}, {"1": "s", "2": "s"})
+    library.texts.register({"1": ["one", "meta one"], "2": ["two", "meta two"]}, {"1": "s", "2": "s"})
     assert standing(library) == {"one": [], "meta one": [], "two": ["one"], "meta two": ["meta one"]}
 
 
@@ -150,14 +151,14 @@ def test_prompt_is_planned_over_the_texts_of_now(library: Library) -> None:
         return library.plan([{"role": "user", "content": content}]).cached_tokens
 
     assert reused(LONG) == 0  # the texts are read from the catalogue here
-    library.register({"a": [LONG]})
+    library.texts.register({"a": [LONG]})
     assert reused(LONG) == len(library.catalogue.entries()[0].token_ids)
-    library.release(["a"])
+    library.texts.release(["a"])
     assert reused(LONG) == 0
 
 
 def test_removed_kv_is_warned_about(library: Library) -> None:
-    library.register({"a": [LONG]})
+    library.texts.register({"a": [LONG]})
     with pytest.warns(BlendragWarning, match=r"1 of 2 documents .* sync\(\)"):
         library.prefetch([LONG, "Never registered."])
     with warnings.catch_warnings():
@@ -179,9 +180,9 @@ def test_document_that_is_deleted_without_an_engine_leaves_exact_prefixes(
 
     kept = opened(tiers=tree_tiers(disk=1 << 20))
     assert node.exists()
-    kept.register({"a": ["Some text of a document."]})
+    kept.texts.register({"a": ["Some text of a document."]})
     assert node.exists()
-    kept.release(["a"])
+    kept.texts.release(["a"])
     assert not node.exists()
     kept.close()
     for options in ({}, {"tiers": tree_tiers(1 << 20)}):
@@ -207,19 +208,19 @@ def test_tree_that_cannot_be_used_fails_neither_a_prompt_nor_the_start(
 
     plan = library.plan([{"role": "user", "content": "Hello."}])
     broken: Any = SimpleNamespace(alive=True, path=fails, failed=0, close=lambda: None)
-    library.prefixes = broken
+    library.sidecars.prefixes = broken
     with pytest.warns(BlendragWarning, match="disk is full"):
-        assert library.path(plan, None) == (None, None)
+        assert library.sidecars.path(plan, None) == (None, None)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert library.path(plan, None) == (None, None) and broken.failed == 2  # once is enough
-    library.prefixes, library._tree_warned = None, False
-    library._has_tree = True
+        assert library.sidecars.path(plan, None) == (None, None) and broken.failed == 2  # once is enough
+    library.sidecars.prefixes, library.sidecars._warned = None, False
+    library.sidecars._has_tree = True
     monkeypatch.setattr(Prefixes, "open", fails)
     engine: Any = SimpleNamespace()
     with pytest.warns(BlendragWarning, match="disk is full"):
-        library._open_prefixes(engine)
-    assert library.prefixes is None
+        library.sidecars._open_prefixes(engine)
+    assert library.sidecars.prefixes is None
 
 
 def test_tree_that_is_not_kept_is_warned_about(tmp_path: Path, model_dir: Path) -> None:
@@ -228,8 +229,8 @@ def test_tree_that_is_not_kept_is_warned_about(tmp_path: Path, model_dir: Path) 
         library = Library(tmp_path / f"{alone}", asked, shared=not alone)
         several: Any = SimpleNamespace(facts=SimpleNamespace(blocks=blocks, reason=None), alone=alone)
         with pytest.warns(BlendragWarning, match="several devices, engines or API servers"):
-            library._open_prefixes(several)
-        assert library.prefixes is None
+            library.sidecars._open_prefixes(several)
+        assert library.sidecars.prefixes is None
         library.close()
 
 
@@ -240,8 +241,8 @@ def test_no_prefixes_are_opened_behind_the_end(
     library.close()
     monkeypatch.setattr(Prefixes, "open", lambda *_: pytest.fail("nobody closes them"))
     engine: Any = SimpleNamespace()
-    library._open_prefixes(engine)
-    assert library.prefixes is None
+    library.sidecars._open_prefixes(engine)
+    assert library.sidecars.prefixes is None
 
 
 def test_tree_is_kept_while_it_is_opened(
@@ -252,8 +253,11 @@ def test_tree_is_kept_while_it_is_opened(
         Library(tmp_path, Settings.load(tiers=tree_tiers(disk=1 << 20))),
         tmp_path / "tree" / "node",
     )
-    library.register({"a": ["Some text of a document."]})
-    forgotten, deleting = list[str](), threading.Thread(target=library.release, args=(["a"],), daemon=True)
+    library.texts.register({"a": ["Some text of a document."]})
+    forgotten, deleting = (
+        list[str](),
+        threading.Thread(target=library.texts.release, args=(["a"],), daemon=True),
+    )
     prefixes: Any = SimpleNamespace(alive=True, forget=forgotten.extend, close=lambda: None)
 
     def opened(*_: Any) -> Any:
@@ -266,7 +270,7 @@ def test_tree_is_kept_while_it_is_opened(
     monkeypatch.setattr(Prefixes, "open", opened)
     (key,) = library.catalogue.known()
     engine: Any = SimpleNamespace()
-    library._open_prefixes(engine)
+    library.sidecars._open_prefixes(engine)
     deleting.join(60)
     assert node.exists() and forgotten == [key]
     library.close()
@@ -325,7 +329,7 @@ def test_texts_behind_another_system_prompt_are_not_taken_for_the_same(tmp_path:
     for at, options in enumerate(({}, {"system_prompt": "Be brief."})):
         for shared in ("none", "system"):
             library = opened(f"{at}-{shared}", shared_prefix=shared, **options)
-            library.register({"a": [LONG]})
+            library.texts.register({"a": [LONG]})
             keys.append(library.catalogue.known())
             library.close()
     alone, behind, still_alone, behind_another = keys
@@ -361,13 +365,13 @@ class _Silent:
 def test_answer_does_not_wait_until_chunks_were_looked_for(
     library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    library.register({"a": ["lost"], "b": ["unreachable"]})
+    library.texts.register({"a": ["lost"], "b": ["unreachable"]})
     key = {entry.text: entry.key for entry in library.catalogue.entries()}
     library.catalogue.mark([key["unreachable"]], "ready")
     engine = _Silent()
     with monkeypatch.context() as patch:
         patch.setattr(library.session, "_store", StoreClient(engine, "store"))  # type: ignore[arg-type]
         patch.setattr(library.session, "later", lambda work: None)
-        tokens = library.repair(key.values())
+        tokens = library.texts.repair(key.values())
     assert engine.asked == [("ingest", [key["lost"]]), ("check", [key["unreachable"]])]
     assert tokens == sum(len(entry.token_ids) for entry in library.catalogue.entries_of([key["lost"]]))

@@ -142,7 +142,7 @@ def test_document_that_is_deleted_between_plan_and_growth_is_not_stored(rig: Rig
     assert path is None or path.kept == path.held
     prefixes.grow(planned)
     assert {row.node.document for row in prefixes.tree.rows()} <= {""}
-    nodes = path_of(IDENTITY, planned.token_ids, planned.spans())
+    nodes = path_of(IDENTITY, planned.token_ids, planned.spans)
     assert not engine.store.kv.tiers[0].has(node.key for node in nodes[1:])
 
 
@@ -152,7 +152,7 @@ def test_document_whose_deletion_was_cut_short_leaves_exact_prefixes(tmp_path: P
     catalogue, identity = Catalogue.open(tmp_path, IDENTITY), tree_identity(IDENTITY, "blocks")
     tree, _ = Tree.open(tmp_path / "tree", identity)
     for planned in (plan(A, B), plan(B, A)):
-        tree.expect(path_of(identity, planned.token_ids, planned.spans()), planned.token_ids)
+        tree.expect(path_of(identity, planned.token_ids, planned.spans), planned.token_ids)
     tree.close()
     facts = SimpleNamespace(blocks="blocks", block_size=BLOCK)
     engine: Any = SimpleNamespace(facts=facts, alone=True, alive=True, call=lambda *_: "tree")

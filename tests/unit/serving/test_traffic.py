@@ -34,7 +34,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def opened(folder: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Library:
     settings = Settings.load(max_model_len=512, model=str(model_dir), embedder="./none", **options)
     library = Library(folder / "kv", settings)
-    library.register({"a": [FIRST], "b": [SECOND]})
+    library.texts.register({"a": [FIRST], "b": [SECOND]})
     store = Mock(id="opened")
     engine = SimpleNamespace(blends=True, facts=FACTS, max_model_len=512)
     monkeypatch.setattr(library.session, "start", lambda progress=None: engine)

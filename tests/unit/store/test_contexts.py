@@ -3,15 +3,15 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blendrag.store.contexts import Contexts, Ids, NewChunk
+from blendrag.store.contexts import Chunk, Contexts, Ids
 from stores import IDENTITY
 
 IDS = st.lists(st.integers(0, 9), min_size=1, max_size=6).map(tuple)
 CHUNKS = st.lists(IDS, min_size=1, max_size=12, unique=True)
 
 
-def document(contexts: Contexts, chunks: list[Ids], before: Ids = ()) -> list[NewChunk]:
-    return contexts.document((("", ids) for ids in chunks), NewChunk("", "", before) if before else None)
+def document(contexts: Contexts, chunks: list[Ids], before: Ids = ()) -> list[Chunk]:
+    return contexts.document((("", ids) for ids in chunks), Chunk("", "", before) if before else None)
 
 
 @given(CHUNKS, st.integers(0, 200), st.none() | st.integers(0, 80), IDS)

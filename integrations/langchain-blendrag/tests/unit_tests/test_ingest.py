@@ -72,7 +72,7 @@ def test_chunks_left_cold_by_an_interrupt_are_warmed_by_the_next_run(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(recorded_llm.chat.library, step, interrupt)
+        patched.setattr(recorded_llm.chat.library.texts, step, interrupt)
         ingest(store, book())
     report = ingest(store, book())
     assert (report.added, report.skipped, report.chunks) == (68, 32, 100)

@@ -10,7 +10,7 @@ import pytest
 
 from blendrag.lab.prompts import Prompt, PromptMaker
 from blendrag.prompt.template import decode
-from blendrag.store.contexts import NewChunk
+from blendrag.store.contexts import Chunk
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +18,7 @@ def maker(tokenizer: Any) -> PromptMaker:
     return PromptMaker(tokenizer, system_prompt="Answer from the texts.", separator="\n\n")
 
 
-POOL = [NewChunk(f"key {i}", "", tuple(range(1000 + 8 * i, 1008 + 8 * i))) for i in range(6)]
+POOL = [Chunk(f"key {i}", "", tuple(range(1000 + 8 * i, 1008 + 8 * i))) for i in range(6)]
 
 
 def test_spans_point_at_the_chunks(maker: PromptMaker) -> None:

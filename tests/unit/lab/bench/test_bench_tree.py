@@ -19,7 +19,7 @@ def test_node_takes_whole_blocks() -> None:
 def test_plan_has_the_tokens_and_chunks_of_the_prompt() -> None:
     prompt = Prompt(tuple(range(20)), (("x", 3, 4), ("y", 7, 2), ("z", 10, 10)))
     plan = plan_of(prompt)
-    assert plan.token_ids == prompt.token_ids and plan.spans() == list(prompt.spans)
+    assert plan.token_ids == prompt.token_ids and plan.spans == prompt.spans
 
 
 def test_question_comes_once_where_each_is_asked_once() -> None:

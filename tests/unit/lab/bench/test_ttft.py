@@ -24,7 +24,7 @@ from blendrag.lab.texts import questions_of
 from blendrag.options import STEPS
 from blendrag.prompt import encode_document
 from blendrag.settings import Settings
-from blendrag.store.contexts import NewChunk
+from blendrag.store.contexts import Chunk
 from paper_machine import MACHINE
 from shown import Case, check_case
 
@@ -76,7 +76,7 @@ def arms_of(name: str, values: tuple[Any, ...], tokenizer: Any, settings: Settin
     """Arms and cases over stores that nobody has filled."""
     axis = axis_named(name)
     points = {value: axis.at(Point(2, 8, 0.15, "raw"), value) for value in values}
-    chunks = {store: [NewChunk(f"{store} {n}", "", (n,) * 8) for n in range(6)] for store in ("raw", "int4")}
+    chunks = {store: [Chunk(f"{store} {n}", "", (n,) * 8) for n in range(6)] for store in ("raw", "int4")}
     stores: Any = {
         point.store: SimpleNamespace(id=point.codec, chunks=chunks[point.codec]) for point in points.values()
     }

@@ -1,0 +1,187 @@
+"""The texts of a library, each with the documents that own it: registered, prefilled, repaired, deleted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from blendrag.errors import EngineClosedError
+from blendrag.files.lock import Turns
+from blendrag.progress import Progress
+from blendrag.prompt import encode_document
+from blendrag.serving.prefill import INGEST_BATCH_TOKENS, PrefillReport, batches, prefill_pending
+from blendrag.serving.session import EngineSession
+from blendrag.serving.sidecars import Sidecars
+from blendrag.store.catalogue import Catalogue
+from blendrag.store.contexts import Chunk, Contexts
+
+
+@dataclass(slots=True)
+class _Document:
+    """A source, as known while its texts are registered. made: keys by text. last: the chunks of the last
+    owner."""
+
+    made: dict[str, str] = field(default_factory=dict)
+    last: list[Chunk] = field(default_factory=list)
+
+
+class Texts:
+    """The texts of a library. Thread-safe.
+
+    A text belongs to owners (documents). It is kept as long as it has one, and once however many it has.
+    """
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        contexts: Contexts,
+        tokenizer: Any,
+        session: EngineSession,
+        sidecars: Sidecars,
+        shared: Path | None,
+    ) -> None:
+        """Begin for a library. shared: its folder, if other processes use it, too."""
+        self.catalogue, self.contexts, self._tokenizer = catalogue, contexts, tokenizer
+        self.session, self._sidecars = session, sidecars
+        self._prefilling = Turns(shared and shared / "lock.prefilling")
+        self.changing = Turns(shared and shared / "lock.changing")
+        """The turn at changing the catalogue: while one is held, nobody's change comes in between."""
+        self._no_ingest = False
+
+    def stop_ingest(self) -> None:
+        """Have :meth:`prefill` end behind the texts at hand, now and later. Returns at once."""
+        self._no_ingest = True
+
+    def _check_ingest(self) -> None:
+        if self._no_ingest:
+            raise EngineClosedError("the engine is about to end: texts without KV are prefilled by the next")
+
+    def register(
+        self, documents: Mapping[str, Iterable[str]], sources: Mapping[str, str] | None = None
+    ) -> set[str]:
+        """Make these the texts of their owners, in place of those they had. :meth:`prefill` does the rest.
+        Returns the owners that had others, or none; the others keep their chunks as they are.
+
+        sources: the document that an owner's texts are a part of. New texts of a source are prefilled behind
+        those of the owner that precedes theirs here. Several texts of an owner are forms of one (with
+        metadata and without): each stands behind the same form. Blanks around a text are not part of it:
+        prompts often strip them.
+        """
+        sources = sources or {}
+        wanted = {
+            owner: [text for text in dict.fromkeys(text.strip() for text in texts) if text]
+            for owner, texts in documents.items()
+        }
+        with self.changing.mine():
+            new = {owner for owner, texts in wanted.items() if self.catalogue.texts_of(owner) != set(texts)}
+            orphans = self._take(self._without(new))
+            so_far: dict[str, _Document] = {}  # by source
+            for owner, texts in wanted.items():
+                source = sources.get(owner)
+                document = so_far.setdefault(source, _Document()) if source else _Document()
+                held = [] if owner in new else self.catalogue.chunks_of(owner)
+                orphans += self._take({owner: self._chunks(texts, document, held)})
+        self.drop(orphans)
+        return new
+
+    def release(self, owners: Iterable[str]) -> None:
+        """Forget owners, and the KV of the texts that nobody else owns. An unknown owner is no error.
+
+        What was prefilled behind these texts is prefilled anew: beside prompts, if the engine runs.
+        """
+        owners = list(owners)
+        with self.changing.mine():
+            moved = self._without(owners)
+            orphans = self._take(moved)
+            orphans += [key for owner in owners for key in self.catalogue.release(owner)]
+        self.drop(orphans)
+        self.repair(chunk.key for chunks in moved.values() for chunk in chunks)
+
+    def _chunks(self, texts: Iterable[str], document: _Document, held: Iterable[Chunk]) -> list[Chunk]:
+        """Return the next chunks of a document. held: those that stay; a text that comes again is the chunk
+        it was."""
+        before, chunks = document.last, list[Chunk]()
+        known = {chunk.text: chunk for chunk in held}
+        for text in texts:
+            if text not in known and text in document.made:
+                known[text] = self.catalogue.entries_of([document.made[text]])[0]
+            elif text not in known:
+                if not (ids := encode_document(self._tokenizer, text)):
+                    continue
+                same_form = before[min(len(chunks), len(before) - 1)] if before else None
+                known[text] = self.contexts.chunk(text, ids, same_form)
+            chunks.append(known[text])
+        document.made |= {chunk.text: chunk.key for chunk in chunks}
+        document.last = chunks or before
+        return chunks
+
+    def _without(self, owners: Iterable[str]) -> dict[str, list[Chunk]]:
+        """Return the chunks of other owners whose KV has traces of what only these own, as they are to be
+        when these have left."""
+        leaving = set(owners)
+        going = set(self.catalogue.only_of(*leaving))
+        renewed: dict[str, Chunk] = {}
+        for entry in self.catalogue.behind(going):
+            if entry.key not in going:
+                before = renewed.get(entry.after)
+                renewed[entry.key] = self.contexts.chunk(entry.text, entry.token_ids, before)
+        return {
+            owner: [renewed.get(chunk.key, chunk) for chunk in self.catalogue.chunks_of(owner)]
+            for owner in self.catalogue.owners_of(renewed)
+            if owner not in leaving
+        }
+
+    def _take(self, owned: Mapping[str, Sequence[Chunk]]) -> list[str]:
+        """Register chunks by owner. Returns keys whose KV can go."""
+        orphans: list[str] = []
+        for owner, chunks in owned.items():
+            orphans += self.catalogue.register(owner, chunks)
+        return orphans
+
+    def drop(self, keys: Iterable[str]) -> None:
+        """Delete the KV of chunks that have left the catalogue."""
+        with self.changing.mine():
+            keys = set(keys)
+            keys = sorted(keys - self.catalogue.known(keys))  # what one owner dropped, another may have taken
+            if not keys:
+                return
+            if store := self.session.store:  # else swept when the store is next opened
+                store.delete(keys)
+            self._sidecars.forget(keys)
+
+    def prefill(self, report: PrefillReport, progress: Progress) -> None:
+        """Compute and store the KV of all texts that have none. Raises StoreFullError, EngineError."""
+        with self._prefilling.mine():  # a second caller waits, and finds nothing left to do
+            self._check_ingest()
+            self.session.settle()  # nor is done again what is repaired beside prompts
+            pending = self.catalogue.pending()
+            if not pending:
+                return
+            engine = self._sidecars.start(progress)
+            report.not_blended = engine.facts.reason
+            if (store := self.session.open(progress)) is None:
+                return
+            before, window = len(self.session.prefix), engine.max_model_len
+            fitting = [one for one in pending if before + len(one.context) + len(one.token_ids) < window]
+            report.too_long += len(pending) - len(fitting)
+            if fitting:
+                batch = INGEST_BATCH_TOKENS
+                prefill_pending(fitting, store, batch, report, progress, self._check_ingest)
+
+    def repair(self, missing: Iterable[str]) -> int:
+        """Prefill chunks again whose KV was found missing or damaged, or has to be another, beside prompts.
+
+        Returns their tokens, without those of chunks that still have to be looked for.
+        """
+        found, store = self.catalogue.entries_of(list(missing)), self.session.store
+        entries = [entry for entry in found if entry.state == "pending"]
+        ready = [entry for entry in found if entry.state == "ready"]
+        if store:
+            most = INGEST_BATCH_TOKENS
+            for batch in batches(entries, most):
+                self.session.later(store.ingest_later(batch))
+            for batch in batches(ready, most):
+                self.session.later(store.check_later(batch))
+        return sum(len(entry.token_ids) for entry in entries)
