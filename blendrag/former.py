@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,12 +20,14 @@ Move = Callable[[dict[str, Any], Any], None]
 @dataclass(frozen=True, slots=True)
 class Former:
     """A setting of the version before. kind: the type of its values. now: what is written instead.
-    of_blending: whether requests had it, too."""
+    of_blending: whether requests had it, too. unless: a setting of now that takes its place where it is
+    given."""
 
     now: str
     kind: Any = JsonValue
     move: Move = lambda values, value: None
     of_blending: bool = False
+    unless: str = ""
 
 
 ENGINE_ARGUMENTS = {
@@ -73,22 +75,34 @@ def _of_budget(former: str, kind: Any, argument: str = "") -> Former:
     return Former(f"{former} is a part of the budget now: kv_budget={example!r}", kind, move, True)
 
 
-def _of_tier(former: str, kinds: tuple[str, ...], name: str) -> Former:
+def _of_default_tiers(former: str, kinds: tuple[str, ...], name: str, wanted: Any) -> Former:
     def move(values: dict[str, Any], value: Any) -> None:
-        given = values.get("tiers") or ()
-        if given and name != "tree_bytes":
-            return  # they were of the default tiers
-        tiers = [dict(tier) for tier in given] or [{"kind": "ram", "bytes": 2 << 30}, {"kind": "disk"}]
-        if name == "tree_bytes" and not any(tier.get("kind") in kinds for tier in tiers):
-            tiers.append({"kind": kinds[0], "bytes": 0, "write": "never"})
-        at = [tier for tier in tiers if tier.get("kind") in kinds]
-        for tier in at if name != "tree_bytes" else at[:1]:
-            tier[name] = value
-        values["tiers"] = tiers
+        values["tiers"] = _tiers(values)
+        for tier in values["tiers"]:
+            if tier["kind"] in kinds:
+                tier[name] = value
 
-    wanted = str if name == "policy" else int | None
-    now = f"{former} is said by tiers now: tiers=[{{'kind': {kinds[0]!r}, {name!r}: ...}}]"
-    return Former(now, wanted, move)
+    return Former(_said_by_tiers(former, kinds[0], name), wanted, move, unless="tiers")
+
+
+def _of_tree(former: str, kind: str) -> Former:
+    def move(values: dict[str, Any], value: Any) -> None:
+        tiers = values["tiers"] = _tiers(values)
+        tier = next((tier for tier in tiers if tier.get("kind") == kind), None)
+        if tier is None:
+            tiers.append(tier := {"kind": kind, "bytes": 0, "write": "never"})
+        tier["tree_bytes"] = value
+
+    return Former(_said_by_tiers(former, kind, "tree_bytes"), int | None, move)
+
+
+def _tiers(values: Mapping[str, Any]) -> list[dict[str, Any]]:
+    given = values.get("tiers") or ({"kind": "ram", "bytes": 2 << 30}, {"kind": "disk"})
+    return [dict(tier) for tier in given]
+
+
+def _said_by_tiers(former: str, kind: str, name: str) -> str:
+    return f"{former} is said by tiers now: tiers=[{{'kind': {kind!r}, {name!r}: ...}}]"
 
 
 def _order(values: dict[str, Any], window: int) -> None:
@@ -107,11 +121,11 @@ FORMER = {
     "kv_scorer": _of_budget("kv_scorer", str),
     "kv_alpha": _of_budget("kv_alpha", float, "alpha"),
     "kv_window": _of_budget("kv_window", int, "window"),
-    "ram_bytes": _of_tier("ram_bytes", ("ram",), "bytes"),
-    "disk_bytes": _of_tier("disk_bytes", ("disk",), "bytes"),
-    "eviction": _of_tier("eviction", ("ram", "disk"), "policy"),
-    "tree_ram_bytes": _of_tier("tree_ram_bytes", ("ram",), "tree_bytes"),
-    "tree_disk_bytes": _of_tier("tree_disk_bytes", ("disk",), "tree_bytes"),
+    "ram_bytes": _of_default_tiers("ram_bytes", ("ram",), "bytes", int | None),
+    "disk_bytes": _of_default_tiers("disk_bytes", ("disk",), "bytes", int | None),
+    "eviction": _of_default_tiers("eviction", ("ram", "disk"), "policy", str),
+    "tree_ram_bytes": _of_tree("tree_ram_bytes", "ram"),
+    "tree_disk_bytes": _of_tree("tree_disk_bytes", "disk"),
     "reorder_window": Former("reorder_window is said by order now: order='retrieved:window=8'", int, _order),
     "trace": Former("trace is an option of single requests now, and no setting", bool),
     "controller": Former("controller is no setting now: without a profile, it is off", bool),
@@ -139,7 +153,8 @@ def up_to_date(values: dict[str, Any]) -> dict[str, Any]:
             value = TypeAdapter(former.kind).validate_python(values[name])
         except ValidationError as error:
             raise ConfigError(f"setting {name!r}: {error.errors()[0]['msg']}") from None
-        former.move(current, value)
+        if not values.get(former.unless):
+            former.move(current, value)
     return current
 
 

@@ -1,4 +1,4 @@
-"""Output of answers and plans, for ``ask``, ``chat`` and ``demo``."""
+"""Output of answers and plans, for ``ask`` and ``demo``."""
 
 from __future__ import annotations
 

@@ -30,15 +30,20 @@ def fit(
         str | None, typer.Option(help="Packaged default or a sentence-transformers model.", metavar="NAME")
     ] = None,
     held_out: Annotated[
-        float, typer.Option(min=0.0, max=0.9, help="Share of the conversations that is only measured on.")
-    ] = 0.2,
+        float | None,
+        typer.Option(
+            min=0.0, max=0.9, help="Share of the conversations that is only measured on.", show_default="0.2"
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Fit what the eviction policies lpc and lpc+ go by."""
-    from blendrag.errors import PredictorError
+    from blendrag.errors import ConfigError, PredictorError
     from blendrag.eviction.fitted import Fitted, fitted_file, load_fitted, save_fitted
     from blendrag.settings import Settings
 
+    if held_out is not None and data is None:
+        raise ConfigError("--held-out is of conversations: add --data FILE")
     settings = Settings.load()
     file = fitted_file(settings.cache_dir)
     fitted, facts = Fitted(), dict[str, dict[str, Any]]()
@@ -60,14 +65,15 @@ def fit(
         print_json(facts)
 
 
-def _on_file(data: Path, embedder: str, held_out: float) -> tuple[Trained, None]:
+def _on_file(data: Path, embedder: str, held_out: float | None) -> tuple[Trained, None]:
     from blendrag.forecast.features import features_of
-    from blendrag.lab.eviction.fit_predictor import train_on_file
+    from blendrag.lab.eviction.fit_predictor import HELD_OUT, train_on_file
     from blendrag.progress import progress_bar
 
     with progress_bar() as bar:
         bar.note("reading conversations")
-        trained = train_on_file(data, features_of(embedder), held_out=held_out, progress=bar)
+        share = HELD_OUT if held_out is None else held_out
+        trained = train_on_file(data, features_of(embedder), held_out=share, progress=bar)
     _say_quality(trained)
     return trained, None
 
@@ -86,7 +92,7 @@ def _on_log(cache_dir: Path, embedder: str) -> tuple[Trained | None, Learned | N
         raise PredictorError(f"there is no log {str(path)!r} yet: outcome_log=true keeps one")
     trained, table, problems = None, None, list[str]()
     try:
-        with closing(PromptLog(path)) as log:
+        with closing(PromptLog(path, make=False)) as log:
             trained = train_on_log(log, embedder)
     except PredictorError as error:
         problems.append(f"lpc: {error}")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from blendrag.cli.console import err
+from blendrag.cli.console import err, say
 from blendrag.server import LIMITS, Limits
 
 if TYPE_CHECKING:
@@ -99,6 +99,8 @@ def serve(
     from blendrag.serving.library import Library
 
     for one, root in each.values():  # what is wrong with it is said in one line, before a model is loaded
+        if index is not None and not (root / "catalogue.sqlite").exists():
+            say(f"{root} is new and empty: documents come over HTTP")
         Library(root, one, shared=True).close()
     program, variables = command.words[0], {**os.environ, **command.variables}
     beside = shutil.which(program, path=str(Path(sys.executable).parent))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from blendrag.choice import Choice
 from blendrag.errors import StoreError
 from blendrag.files.private import make_folder, write_whole
 from blendrag.machine import Machine
@@ -115,8 +116,8 @@ def load_profile(
 ) -> Profile | str:
     """Return the profile of this model on this machine, or why there is none that could be used.
 
-    ``selector``: the one in use; None: accept a profile of any. The others are facts of the machine that
-    times depend on. A profile is a help: nothing about it is an error.
+    ``selector``: the one in use, whose arguments make no difference; None: accept a profile of any. The
+    others are facts of the machine that times depend on. A profile is a help: nothing about it is an error.
     """
     path = profile_path(cache_dir, digest, device)
     profile = _read(path, digest)
@@ -124,11 +125,11 @@ def load_profile(
         return profile
     here = {"cpu": cpu, "threads": threads, "device": device, "dtype": dtype, "vllm": vllm}
     changed = [name for name, value in here.items() if value != getattr(profile.machine, name)]
-    whose = ""
+    whose, name = "", None if selector is None else Choice.read(selector).name
     if changed:
         whose = f"of another machine (different: {', '.join(changed)})"
-    elif selector not in (None, profile.selector):
-        whose = f"of selector {profile.selector!r}, not {selector!r}"
+    elif name not in (None, profile.selector):
+        whose = f"of selector {profile.selector!r}, not {name!r}"
     return f"the profile {str(path)!r} is {whose}: {_REMEDY} again" if whose else profile
 
 

@@ -132,20 +132,20 @@ class PromptLog:
             for at, chunks, conversation in lines
         ]
 
-    def outcomes(self, embedder: str, ended_after_s: float = ENDED_AFTER_S) -> Outcomes:
+    def outcomes(self, embedder: str) -> Outcomes:
         """Return the prompts of conversations whose outcome is known, in the order they came, with
         ``embedder``'s rows.
 
-        A conversation went on after a prompt if its next came within ``ended_after_s``, and ended if that
+        A conversation went on after a prompt if its next came within :data:`ENDED_AFTER_S`, and ended if that
         time has passed by the clock of the last line. A clock that was set back leaves some outcomes open.
         """
         made_by = _made_by(embedder)
         last = self._read(_LAST, made_by)
         now, length = last[0] if last else (0.0, 0)
         known = [
-            (conversation, row, following is not None and following - at <= ended_after_s)
+            (conversation, row, following is not None and following - at <= ENDED_AFTER_S)
             for conversation, row, at, following in self._read(_NEXT, made_by, length)
-            if following is not None or now - at > ended_after_s
+            if following is not None or now - at > ENDED_AFTER_S
         ]
         if not known:
             raise PredictorError(f"the log {str(self.path)!r} holds no outcomes yet")

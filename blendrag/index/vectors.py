@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,6 +20,8 @@ _PAGE = 1000  # rows read at once: Chroma holds a whole answer in memory
 
 # Keys that the store itself adds to a row's metadata, beside what the document brings.
 _SOURCE, _KEY, _ORDINAL = "source", "chunk_key", "ordinal"
+
+_HEADER = struct.Struct("<iQQQQ")  # of hnswlib: version, offset, room, vectors, bytes of each
 
 
 class Embeds(Protocol):
@@ -93,7 +96,8 @@ class VectorStore:
         there were.
 
         Chroma's log has a row's text until a thousand later changes, its word index until the next merge,
-        and SQLite in its free pages. Raises StoreError if the file cannot be rewritten; the rows are gone.
+        and SQLite in its free pages; its files of vectors may have any text, by chance. Raises StoreError if
+        a file cannot be rewritten; the rows are gone.
         """
         ids = sorted(self._ids_of(source))
         self._delete_ids(ids)
@@ -101,6 +105,11 @@ class VectorStore:
             db.executemany("UPDATE embeddings_queue SET metadata = NULL WHERE id = ?", [(id,) for id in ids])
             db.execute("INSERT INTO embedding_fulltext_search(embedding_fulltext_search) VALUES('optimize')")
         sqlite.compact(self._folder / "chroma.sqlite3")
+        try:
+            for header in self._folder.glob("*/header.bin"):
+                _clear_unused(header)
+        except OSError as error:
+            raise StoreError(f"cannot overwrite unused space in {str(self._folder)!r}: {error}") from error
         return len(ids)
 
     def search(self, query: str, k: int, where: Mapping[str, Any] | None = None) -> list[Source]:
@@ -151,6 +160,19 @@ class VectorStore:
         batch = self._client.get_max_batch_size()
         for at in range(0, len(ids), batch):
             self._rows.delete(ids=list(ids[at : at + batch]))
+
+
+def _clear_unused(header: Path) -> None:
+    """Write zeros behind the vectors of a file of hnswlib's, which makes it with room for more, out of memory
+    of the process that it has never set."""
+    version, _, _, count, size = _HEADER.unpack_from(header.read_bytes())
+    if version != 1:
+        return
+    with (header.parent / "data_level0.bin").open("r+b") as file:
+        file.seek(count * size)
+        unused = len(file.read())
+        file.seek(count * size)
+        file.write(bytes(unused))
 
 
 def _row_id(source: str, ordinal: int) -> str:

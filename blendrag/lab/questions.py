@@ -55,8 +55,7 @@ def read_questions(path: Path, most: int | None = None) -> Questions:
             articles.append(_Article.model_validate(record))
         except ValidationError as error:
             raise SourceError(
-                f"{str(path)!r} has neither hash_ids nor turns, and is no question set in SQuAD's format:"
-                f" {place}: {problem_of(error)}"
+                f"{str(path)!r} is no question set in SQuAD's format: {place}: {problem_of(error)}"
             ) from error
     asked = tuple(
         questions

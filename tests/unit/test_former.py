@@ -41,6 +41,10 @@ NOW: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"ram_bytes": 5}, {"tiers": [{"kind": "ram", "bytes": 5}, DISK]}),
     ({"disk_bytes": 5}, {"tiers": [RAM, {"kind": "disk", "bytes": 5}]}),
     ({"eviction": "lru"}, {"tiers": [{**RAM, "policy": "lru"}, {**DISK, "policy": "lru"}]}),
+    (
+        {"ram_bytes": 5, "disk_bytes": 7, "eviction": "lru"},
+        {"tiers": [{**RAM, "bytes": 5, "policy": "lru"}, {**DISK, "bytes": 7, "policy": "lru"}]},
+    ),
     ({"eviction": "lru", "tiers": [DISK]}, {"tiers": [DISK]}),  # which have policies of their own
     ({"tree_ram_bytes": 5}, {"tiers": [{**RAM, "tree_bytes": 5}, DISK]}),
     ({"tree_disk_bytes": 5, "ram_bytes": 7}, {"tiers": [{**RAM, "bytes": 7}, {**DISK, "tree_bytes": 5}]}),

@@ -29,7 +29,7 @@ from blendrag.settings import PREFIX_CACHING, Settings
 # The settings that an engine is started with. All others may differ from request to request.
 _ENGINE_SETTINGS = (
     "model", "lora", "dtype", "max_model_len", "kv_cache_gib", "engine_args",
-    "reasoning_parser", "blend_share", "reorder_window", "cache_dir",
+    "reasoning_parser", "blend_share", "cache_dir",
 )  # fmt: skip
 
 READY = "VLLM_ENGINE_READY_TIMEOUT_S"
@@ -82,7 +82,7 @@ def engine_key(settings: Settings) -> tuple[Any, ...]:
     for each."""
     names = (getattr(settings, name) for name in _ENGINE_SETTINGS if name != "engine_args")
     arguments = json.dumps(PREFIX_CACHING | settings.engine_args, sort_keys=True)
-    return *names, arguments, settings.kv_budget is not None
+    return *names, settings.reorder_window, arguments, settings.kv_budget is not None
 
 
 def busy(running: Settings, wanted: Settings) -> EngineBusyError:
@@ -91,6 +91,8 @@ def busy(running: Settings, wanted: Settings) -> EngineBusyError:
     def describe(one: Settings, other: Settings) -> str:
         pairs = ((name, getattr(one, name), getattr(other, name)) for name in _ENGINE_SETTINGS)
         shown = [f"{name}={mine!r}" for name, mine, theirs in pairs if mine != theirs]
+        if one.reorder_window != other.reorder_window:
+            shown.append(f"order={one.order!r}")
         if (one.kv_budget is None) != (other.kv_budget is None):
             shown.append(f"kv_budget={one.kv_budget!r}")
         return ", ".join(shown)

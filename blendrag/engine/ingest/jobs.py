@@ -19,7 +19,8 @@ from blendrag.errors import BlendragError
 _IDLE_S = 0.2
 _QUIET = 3  # slices without a step between: a slice goes to the next job before the engine steps
 
-LOOK_S = 0.002  # seconds between looks at whether another thread is done
+POLL_S = 0.002
+"""Seconds between two looks at whether another thread is done."""
 
 T = TypeVar("T")
 Job = Generator[bool | None, None, Any]  # yields True while it only waits for another thread
@@ -77,6 +78,6 @@ class Jobs:
 
 def awaited(work: Future[T]) -> Generator[bool, None, T]:
     """Wait for another thread's work between the engine's steps, and return its result."""
-    while wait([work], timeout=LOOK_S).not_done:
+    while wait([work], timeout=POLL_S).not_done:
         yield True
     return work.result()

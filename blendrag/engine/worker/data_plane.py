@@ -22,7 +22,7 @@ from blendrag.engine.client.watchdog import ENDS_WITHIN_S
 from blendrag.engine.forward.ranks import attempt
 from blendrag.engine.forward.slices import BlendQueue, Pace, Sliced, StepClock, beside
 from blendrag.engine.ingest.chunk_prefill import ChunkPrefill, ChunkTokens
-from blendrag.engine.ingest.jobs import Jobs
+from blendrag.engine.ingest.jobs import POLL_S, Jobs
 from blendrag.engine.prefixes.exact_prefixes import ExactPrefixes, behind
 from blendrag.engine.wire.operations import Deleted, Ingested, StoreStats
 from blendrag.engine.wire.prefixes import NodeLoad
@@ -39,7 +39,6 @@ from blendrag.store.tiers import Tier, TierSpec
 from blendrag.store.tiers.local import Forecast
 
 _KEPT_REPORTS = 256
-_LOOK_S = 0.002  # seconds between looks at whether another thread is done
 
 T = TypeVar("T")
 
@@ -236,7 +235,7 @@ class DataPlane:
         """Wait for all writes that were begun, and return their bytes. Raises the first one's error once all
         have ended."""
         writes = tuple(opened.writes)
-        while self.ranks.choose(bool(wait(writes, timeout=_LOOK_S).not_done)):
+        while self.ranks.choose(bool(wait(writes, timeout=POLL_S).not_done)):
             yield True
         counted = [write for write in writes if write in opened.writes]  # otherwise somebody else has waited
         opened.writes = [write for write in opened.writes if write not in writes]
@@ -245,7 +244,7 @@ class DataPlane:
     def _by_owner(self, work: Callable[[], T]) -> Generator[bool, None, T]:
         """Run work in another thread of the owner's, and wait for it between the engine's steps."""
         begun = self._writer.submit(work) if self.ranks.first else Future[T]()
-        while self.ranks.choose(self.ranks.first and bool(wait([begun], timeout=_LOOK_S).not_done)):
+        while self.ranks.choose(self.ranks.first and bool(wait([begun], timeout=POLL_S).not_done)):
             yield True
         return self.ranks.outcome(begun.result)
 
@@ -308,8 +307,8 @@ class DataPlane:
             self._reports.popitem(last=False)
 
     def report(self, ticket: str) -> BlendReport | None:
-        """Return the report of a request whose output left without one: it ended in the step that blended it,
-        or its output is a server's stream."""
+        """Return the report of a request whose output left without one: only the client knew where to stop,
+        or the output is a server's stream."""
         return self._reports.get(ticket)
 
 

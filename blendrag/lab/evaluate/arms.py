@@ -18,16 +18,16 @@ does. A selector without a ratio stands for an arm at each of the ratios, ``pape
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, cast, get_args
 
 from blendrag.choice import Choice, written
-from blendrag.compress import make_budget
+from blendrag.compress import check_budget
 from blendrag.engine.wire.recipe import Recipe
 from blendrag.errors import ConfigError
 from blendrag.lab.bench.axes import read_ratio
+from blendrag.names import closest
 from blendrag.options import BlendOptions
 from blendrag.select import SELECTORS, make_selector
 from blendrag.settings import Settings, SharedPrefix
@@ -181,27 +181,24 @@ def _check_name(arm: str, selector: str) -> None:
     known = [each for each in SELECTORS if each not in (*_NO_CHOICE, LMCACHE)]
     if selector not in (*known, LMCACHE):
         names = sorted([*_UNSTORED, *_ALONE, PAPER, ADAKV, *known])
-        raise ConfigError(f"unknown arm {arm!r}; {_nearest(selector, names)}")
-
-
-def _nearest(word: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(word, known, n=1)
-    return f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+        raise ConfigError(f"unknown arm {arm!r}; there are {', '.join(names)}{closest(selector, names)}")
 
 
 def _with_additions(arm: ArmSpec, words: Sequence[str], budget: str | None) -> ArmSpec:
     """Return an arm with its additions, in the order of names that are compared: the shared prefix first,
     unless the arm has it anyway."""
     behind = (*_PREFIXES, CONTEXT)
+    known = (*behind, *CODECS)
     for word in words:
-        if word not in (*behind, *CODECS):
-            known = _nearest(word, [*behind, *CODECS])
-            raise ConfigError(f"arm {arm.name!r}: unknown addition {word!r}; {known}")
+        if word not in known:
+            raise ConfigError(
+                f"arm {arm.name!r}: unknown addition {word!r}; there are {', '.join(known)}"
+                f"{closest(word, known)}"
+            )
     prefix, codec = (_one_of(arm, kinds, words) for kinds in (behind, CODECS))
     usual = "none" if arm.selector == LMCACHE or arm.name == REUSE else CONTEXT
     prefix = prefix or usual
-    if budget is not None:
-        make_budget(budget)
+    check_budget(BlendOptions(kv_budget=budget))
     shown = (prefix if prefix != usual else None, codec, budget)
     name = ":".join([arm.name, *filter(None, shown)])
     shared = None if prefix == CONTEXT else cast(SharedPrefix, prefix)

@@ -19,6 +19,7 @@ from blendrag.eviction.hazard import Floats
 from blendrag.forecast.conversation import Window
 from blendrag.forecast.features import Features
 from blendrag.forecast.log import PromptLog
+from blendrag.lab.eviction.fit_hazard import LATEST_SHARE
 from blendrag.lab.eviction.readers import Dialog, read_dialogs
 from blendrag.progress import SILENT, Progress
 
@@ -28,7 +29,6 @@ LEARNING_RATE = 5e-4
 EPOCHS = 20
 HELD_OUT = 0.2
 VALIDATION_SHARE = 0.2  # share of what is fitted to that chooses the epoch
-LATEST_SHARE = 0.2  # share of a log that is only measured on
 _BATCH = 64  # the paper does not say
 _LEAST = 1e-3  # a count that is always the same is not blown up
 

@@ -84,7 +84,11 @@ def _first(path: Path) -> dict[str, Any]:
 
 def _questions(path: Path, load: RetrievalLoad, arrivals: Path | None) -> TraceSource:
     times = read_azure(arrivals) if arrivals else None
-    corpus = embedded(read_questions(path), Settings.load().embedder)
+    try:
+        questions = read_questions(path)
+    except SourceError as error:
+        raise SourceError(f"{error} (other traces have hash_ids or turns)") from error
+    corpus = embedded(questions, Settings.load().embedder)
     return TraceSource(
         lambda seed: retrieval_trace(corpus, load, seed=seed, arrivals=times, name=path.name),
         generated=True,

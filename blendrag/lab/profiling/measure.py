@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
+from blendrag.choice import Choice
 from blendrag.control.profile import BlendPoint, PrefillPoint, Profile, TierSpeed, profile_digest
 from blendrag.engine.client.engine import Engine
 from blendrag.errors import EngineError, PromptTooLongError
@@ -144,7 +145,7 @@ def _profile(
     return Profile(
         identity=profile_digest(identity),
         model=settings.model,
-        selector=settings.blending.selector,
+        selector=Choice.read(settings.blending.selector).name,
         layers=engine.facts.num_layers,
         kv_bytes=_kv_bytes(Layout(identity, engine.facts.dtype)),
         machine=machine,

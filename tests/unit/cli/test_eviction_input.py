@@ -29,7 +29,7 @@ FILES = {
     "brackets": (b"[" * 100_000 + b"\n", "not JSON"),
     "number": (b"3\n", "neither a list nor lines"),
     "list": (b"[1, 2]\n", "SQuAD's format: item 1: "),
-    "another format": (b'{"id": "a"}\n', "neither hash_ids nor turns"),
+    "another format": (b'{"id": "a"}\n', "paragraphs: Field required (other traces have hash_ids or turns)"),
     "no gzip": (b"\x1f\x8bhello", "cannot read"),
     "cut": (gzip.compress(line(BLOCKS) * 500)[:-12], "cannot read"),
     "no field": (b'{"hash_ids": [1]}\n', "line 1: timestamp"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from random import Random
 
@@ -66,12 +68,22 @@ def test_conversations_are_learned_from_and_replayed(blendrag: Blendrag, cache: 
         (["--data", "absent.jsonl"], "absent.jsonl"),
         (["--data", "dialogs.jsonl", "--embedder", "./absent"], "absent"),
         ([], "outcome_log"),
+        (["--held-out", "0.5"], "--held-out is of conversations: add --data FILE"),
     ],
 )
 def test_what_is_missing_is_said(blendrag: Blendrag, cache: Path, arguments: list[str], hint: str) -> None:
     result = blendrag("fit", *arguments)
     assert result.exit_code == 1 and hint in result.stderr, result.stderr
     assert "Traceback" not in result.output and not result.stdout
+
+
+def test_nothing_is_made_in_a_file_that_is_no_log(blendrag: Blendrag, cache: Path) -> None:
+    cache.mkdir(parents=True)
+    (cache / "prompts.sqlite").touch()
+    result = blendrag("fit")
+    assert result.exit_code == 1 and "cannot be used as a log" in result.stderr, result.stderr
+    with closing(sqlite3.connect(cache / "prompts.sqlite")) as db:
+        assert db.execute("SELECT name FROM sqlite_master").fetchall() == []
 
 
 def test_log_teaches_both_policies_what_it_can(blendrag: Blendrag, cache: Path) -> None:

@@ -50,7 +50,8 @@ def test_profile_of_another_machine_is_ignored(tmp_path: Path, key: str) -> None
 
 def test_profile_of_another_selector_is_ignored(tmp_path: Path) -> None:
     saved(tmp_path)
-    assert isinstance(load_profile(tmp_path, DIGEST, "hkvd", **times_of(MACHINE)), Profile)
+    for same in ("hkvd", "hkvd:metric=k:auto_ratio=yes"):
+        assert isinstance(load_profile(tmp_path, DIGEST, same, **times_of(MACHINE)), Profile)
     found = load_profile(tmp_path, DIGEST, "query", **times_of(MACHINE))
     assert isinstance(found, str)
     assert "'hkvd', not 'query': run blendrag profile again" in found

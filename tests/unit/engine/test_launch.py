@@ -87,6 +87,9 @@ def test_engines_of_other_arguments_are_told_apart() -> None:
     assert {engine_key(one): one}[engine_key(same)] is one
     assert engine_key(one) != engine_key(other)
     assert "engine_args" in str(busy(one, other))
+    overtaken = Settings.load(engine_args={"a": 1}, order="tree:window=8")
+    assert engine_key(other) != engine_key(overtaken)
+    assert "with order='tree:window=8' can start" in str(busy(other, overtaken))
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,28 @@ def test_importing_does_not_load_heavy_libraries() -> None:
     assert answer.stdout.strip() == "[]"
 
 
+def test_purge_overwrites_what_hnswlib_wrote_of_memory_that_it_had_not_set(
+    store: VectorStore, tmp_path: Path
+) -> None:
+    store.put("a", [("a", "10")])
+    (data,) = tmp_path.rglob("data_level0.bin")
+    room = data.stat().st_size
+    data.write_bytes(b"secret".ljust(room, b"."))
+    store.purge("a")
+    assert data.read_bytes() == bytes(room)
+
+
+def test_purge_leaves_the_vectors_of_other_documents(store: VectorStore, tmp_path: Path) -> None:
+    """Chroma writes its file of vectors after a thousand of them."""
+    store.put("b", [(f"b{n}", str(n / 10)) for n in range(1100)])
+    store.put("a", [("a", "200")])
+    (data,) = tmp_path.rglob("data_level0.bin")
+    before = data.read_bytes()
+    data.write_bytes(before + b"secret")
+    store.purge("a")
+    assert any(before) and data.read_bytes() == before + bytes(6)
+
+
 def test_shorter_version_leaves_no_rows_of_the_longer_one(store: VectorStore) -> None:
     store.put("a", [("k0", "0"), ("k1", "10"), ("k2", "20")])
     store.put("a", [("k3", "30")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -154,6 +155,16 @@ def test_printed_command_is_for_a_shell(model_dir: Path) -> None:
     assert result.exit_code == 0, result.stderr
     assert "VLLM_PLUGINS=" in result.stdout
     assert "--worker-extension-cls blendrag.engine.worker.extension.BlendWorker" in result.stdout
+
+
+def test_folder_that_is_new_is_said_once(
+    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    monkeypatch.setattr(os, "execvpe", lambda *_: None)
+    for said in (f"{tmp_path / 'kb'} is new and empty: documents come over HTTP\n", ""):
+        result = CliRunner().invoke(app, ["serve", str(model_dir), "--index", str(tmp_path / "kb")])
+        assert (result.exit_code, result.stderr) == (0, said)
 
 
 KEY = f"{'0' * 64} acme ask"

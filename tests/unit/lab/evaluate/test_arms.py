@@ -120,6 +120,7 @@ def test_other_systems_are_not_given_what_the_settings_put_before_chunks(setting
         ("query@0.15:512:adda", "did you mean ada?"),
         ("query@0.15:512:ada:uniform", "ada and uniform are two of a kind"),
         ("query@0.15:512:256", "unknown allocator or scorer '256'"),
+        ("query@0.15:0", "kv_budget must be a number of tokens"),
         ("full:512:ada", "uses no stored KV"),
     ],
 )
