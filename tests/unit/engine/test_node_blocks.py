@@ -18,8 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blendrag.engine.forward.paged import PagedCache
+from blendrag.engine.prefixes import exact_prefixes
 from blendrag.engine.prefixes.exact_prefixes import ExactPrefixes, behind
-from blendrag.engine.wire.prefixes import NodeLoad, NodeSave, exact_prefixes
+from blendrag.engine.wire.prefixes import NodeLoad, NodeSave
 from blendrag.engine.wire.recipe import BlendOrder, Recipe
 from blendrag.engine.wire.report import BlendReport
 from blendrag.store.identity import KVIdentity
