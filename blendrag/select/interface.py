@@ -26,6 +26,8 @@ class CachedTokens:
     deviation: [n] float32, squared L2 distance between fresh and stored K/V at the check layer;
         None at layer 0, before anything was computed, and where nobody reads it.
     norm: mean squared L2 norm of the fresh K/V there, the unit of thresholds.
+    last: [n] float32, the part of ``attention`` that is the prompt's last token's.
+    runs: [n] int64, place of each token in the run of cached tokens that it stands in.
     attention: [n] float32, softmax mass that the question's tokens put on each cached token over reused KV,
         summed over heads, question tokens and the upper half of the layers; None unless the selector reads
         the question.
@@ -37,6 +39,8 @@ class CachedTokens:
     deviation: torch.Tensor | None = None
     norm: float = 1.0
     attention: torch.Tensor | None = None
+    last: torch.Tensor | None = None
+    runs: torch.Tensor | None = None
 
 
 class Selector(ABC):
@@ -52,6 +56,7 @@ class Selector(ABC):
         tokens over reused KV.
     reads_deviation: by which metric it needs ``CachedTokens.deviation``, at check layers above 0, if any.
         Not together with reads_question.
+    shifts: whether the tokens that are not recomputed move by what those near them have moved.
     only_cap: whether it may choose fewer tokens than the ratio says.
     """
 
@@ -59,6 +64,7 @@ class Selector(ABC):
     reads_question: bool = False
     reads_deviation: Metric | None = "v"
     only_cap: bool = False
+    shifts: bool = False
 
     def __init__(self, ratio: float, auto_ratio: bool = False) -> None:
         """Set the shares. ratio: the share of the cached tokens. auto_ratio: whether more are recomputed

@@ -74,7 +74,7 @@ class Choices:
 
 
 def _name(order: BlendOrder) -> bytes:
-    said = order.recipe.spans, order.recipe.untraced.options, order.token_ids
+    said = order.recipe.spans, order.recipe.untraced.options, order.token_ids, order.behind
     return xxhash.xxh3_128_digest(repr(said).encode())
 
 
@@ -314,17 +314,27 @@ class RequestBlend:
         """Run the fused prefill. Returns how many cached tokens were recomputed, of those at ``begin`` and
         behind it."""
         with self._load(chunks) as layers:
+            asking = PromptTokens.of(
+                [*self._order.token_ids, *self._order.behind], [span for span, _ in chunks]
+            )
             stored = StoredKV(forward, layers)
             if self._chosen is not None or not selector.reads_question:
                 return (yield from FusedPrefill(forward, stored, selector, self._chosen).run())
             question = self._order.recipe.cached_end  # where it begins, whatever documents are there
-            attention = yield from QuestionPass(forward, stored, question).run()
+            asked = yield from QuestionPass(replace(forward, tokens=asking), stored, question).run()
         # No repair changes what stands before all cached tokens.
         tokens = forward.tokens.behind(max(begin, int(forward.tokens.cached[0])))
-        attention = attention[attention.numel() - tokens.cached.size :]
-        offsets, lengths = torch.from_numpy(tokens.offsets), torch.from_numpy(tokens.lengths)
-        asked = CachedTokens(offsets, lengths, tokens.cached.size, attention=attention)
-        chosen = self._ranks.choose(tokens.cached[selector.select(0, asked).numpy()])
+        left = slice(forward.tokens.cached.size - tokens.cached.size, None)
+        offsets, lengths, runs = map(torch.from_numpy, (tokens.offsets, tokens.lengths, tokens.runs))
+        candidates = CachedTokens(
+            offsets,
+            lengths,
+            tokens.cached.size,
+            runs=runs,
+            attention=asked.question[left],
+            last=asked.last[left],
+        )
+        chosen = self._ranks.choose(tokens.cached[selector.select(0, candidates).numpy()])
         if not self._order.written:
             self._choices.keep(self._order, chosen)
         forward = replace(forward, tokens=tokens)

@@ -15,10 +15,11 @@ from functools import partial
 import numpy as np
 import torch
 
+from blendrag.engine.blend.shift import Shift
 from blendrag.engine.blend.stored_kv import StoredKV
 from blendrag.engine.forward.decoder import Projected
 from blendrag.engine.forward.indices import Indices, Ints, upload
-from blendrag.engine.forward.prompt_forward import PromptForward
+from blendrag.engine.forward.prompt_forward import Look, PromptForward
 from blendrag.select.deviation import deviation
 from blendrag.select.interface import CachedTokens, Selector
 
@@ -53,21 +54,29 @@ class FusedPrefill:
         if self._stored is not None:
             self._stored.begin(checks[0])  # layers below are all fresh
         rows = forward.embed(tokens.computed(repaired))
+        shift = self._shift(repaired) if checks == (0,) else None
+        ends = None if shift is None else shift.ends(rows.positions.host)
         recomputed: list[int] = []  # per layer, from the first choice on
         for layer in range(layers):
             reuses = repaired.size < tokens.cached.size
             check = layer > 0 and layer in checks and tokens.cached.size > 0
             if self._stored is not None and (reuses or check):
                 yield from self._stored.arrival(layer)
-            if self._stored is not None and reuses:
-                self._stored.write(layer)
+            written = self._stored.write(layer) if self._stored is not None and reuses else None
             if len(rows):  # otherwise only stored KV is left to write
-                look = partial(self._choose, layer, repaired) if check else None
-                rows = yield from forward.layer(layer, rows, look, check)
+                look: Look | None = partial(self._choose, layer, repaired) if check else None
+                if shift is not None and layer > 0:  # KV of layer 0 depends on nothing else
+                    look = partial(shift.move, layer, written or forward.pages.read(layer, tokens.cached))
+                rows = yield from forward.layer(layer, rows, look, check, ends)
                 repaired = tokens.repaired(rows.positions.host) if check else repaired
             if layer >= checks[0]:
                 recomputed.append(repaired.size)
         return round(sum(recomputed) / len(recomputed))
+
+    def _shift(self, repaired: Ints) -> Shift | None:
+        forward = self._forward
+        some = 0 < repaired.size < forward.tokens.cached.size
+        return Shift(forward, repaired) if self._selector.shifts and some and forward.pages.readable else None
 
     def _choose(self, layer: int, repaired: Ints, positions: Indices, projected: Projected) -> Indices:
         """Return the rows that go on: all but the cached tokens that the selector drops."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,6 +21,14 @@ from blendrag.engine.forward.indices import Indices, upload
 from blendrag.engine.forward.prompt_forward import PromptForward
 
 
+class Asked(NamedTuple):
+    """The attention, [cached] float32, that the question's tokens, all of them or the last, pay to each
+    cached token."""
+
+    question: torch.Tensor
+    last: torch.Tensor
+
+
 class QuestionPass:
     """A pass with full reuse of KV, which notes the question's attention to each cached token.
 
@@ -31,14 +40,14 @@ class QuestionPass:
         tokens, decoder = forward.tokens, forward.decoder
         # Layers whose scores are not known, which happens on a CPU only, are read as plain products.
         self._scores = [scores_of(each) or Scores(scale_of(each)) for each in decoder.attentions]
-        self._mass = torch.zeros(tokens.cached.size, device=forward.device)
+        self._mass = torch.zeros(2, tokens.cached.size, device=forward.device)
         self._cached = upload(tokens.cached, forward.device)
         self._fresh = Indices.of(tokens.fresh, forward.device)
         shape = (tokens.fresh.size, *decoder.kv_shape)
         self._fresh_key = torch.empty(shape, dtype=decoder.dtype, device=forward.device)
 
-    def run(self) -> Generator[None, None, torch.Tensor]:
-        """Return the question's attention to the cached tokens, [cached] float32, on the CPU, summed over
+    def run(self) -> Generator[None, None, Asked]:
+        """Return the attention to the cached tokens, on the CPU, summed over
         layers: without those below the middle, since they tell less (docs/results.md), and without the last,
         which has no output here."""
         forward = self._forward
@@ -50,7 +59,7 @@ class QuestionPass:
             rows = yield from forward.layer(layer, rows, partial(self._note, layer, moved[0]))
         mass = forward.pace.ranks.sum(self._mass).cpu()
         forward.watch.select_s = forward.watch.total_s - forward.watch.load_s
-        return mass
+        return Asked(*mass)
 
     def _note(self, layer: int, cached_key: torch.Tensor, positions: Indices, projected: Projected) -> None:
         last = self._forward.decoder.num_layers - 1
@@ -63,6 +72,7 @@ class QuestionPass:
         if first < len(positions):  # otherwise none of them asks
             query, at = projected.query[first:], positions.device[first:]
             fresh_key, fresh = self._fresh_key[:end], self._fresh.device[:end]
-            self._mass += question_attention(
-                query, at, cached_key, self._cached, fresh_key, fresh, self._scores[layer]
-            )
+            stands = cached_key, self._cached, fresh_key, fresh, self._scores[layer]
+            self._mass[0] += question_attention(query, at, *stands)
+            if end == len(self._fresh):
+                self._mass[1] += question_attention(query[-1:], at[-1:], *stands)

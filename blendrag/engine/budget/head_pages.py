@@ -17,8 +17,7 @@ import torch
 
 from blendrag.engine.compat.model import write_kv
 from blendrag.engine.forward.indices import Ints, upload
-
-_BITS = {2: torch.int16, 4: torch.int32}
+from blendrag.engine.forward.page_order import PageOrder
 
 
 class HeadPages:
@@ -80,37 +79,22 @@ class HeadPages:
 
 
 class PageReader:
-    """A reader of K and V in pages, in whichever order the backend keeps a page's numbers.
+    """A reader of K and V in pages, in whichever order the backend keeps a page's numbers."""
 
-    order: [2, block_size, head_size] int64 on the host, where in a page each number of K and of V is.
-    """
-
-    def __init__(self, pages: HeadPages, order: torch.Tensor) -> None:
+    def __init__(self, pages: HeadPages, order: PageOrder) -> None:
         self._pages, self._view, self._order = pages, pages.view, order
         steps, width = pages.view.stride(), pages.view.shape[3]
         self._keys_at, self._values_at = (
-            (part // width * steps[2] + part % width * steps[3]).to(pages.device) for part in order
+            (part // width * steps[2] + part % width * steps[3]).to(pages.device) for part in order.at
         )
         last = sum((size - 1) * step for size, step in zip(pages.view.shape, steps, strict=True))
         self._memory = pages.view.as_strided((last + 1,), (1,), pages.view.storage_offset())
 
     @classmethod
     def of(cls, pages: HeadPages, scratch: torch.Tensor) -> Self | None:
-        """Learn the order by having the backend write numbers that are all different into ``scratch``, [1, 1,
-        block_size, 2 * head_size]. None if it does not keep them as they are, or its order is no strided
-        view."""
-        block, width = scratch.shape[2:]
-        bits = _BITS.get(scratch.element_size())
-        if bits is None or block * width >= 1 << 15:
-            return None
-        numbers = torch.arange(1, block * width + 1, dtype=bits, device=scratch.device)
-        key, value = numbers.view(scratch.dtype).view(2, block, 1, width // 2)
-        write_kv(pages.attentions[0], key, value, scratch, torch.arange(block, device=scratch.device))
-        ordered = scratch.flatten().view(bits).cpu().sort()
-        order = ordered.indices.view(2, block, width // 2)
-        here = torch.arange(block * width)
-        lines = all(_along_lines(here, part).equal(part) for part in order)
-        return cls(pages, order) if lines and ordered.values.equal(numbers.cpu()) else None
+        """Return a reader, or None if the backend's order cannot be learnt (``PageOrder.learn``)."""
+        order = PageOrder.learn(pages.attentions[0], scratch)
+        return None if order is None else cls(pages, order)
 
     def keys(self, ids: Ints) -> torch.Tensor:
         """Return K of these pages, one after the other: [pages * block_size, head_size]."""
@@ -122,7 +106,7 @@ class PageReader:
 
     def _whole(self, part: int, ids: Ints) -> torch.Tensor:
         pages = self._view[upload(ids, self._view.device)].flatten(1)
-        return _along_lines(pages, self._order[part]).flatten(0, -2)
+        return self._order.read(part, pages).flatten(0, -2)
 
     def rows(self, ids: Ints, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return K and V, [n, head_size] each, of the tokens with these n numbers in these pages."""
@@ -130,27 +114,6 @@ class PageReader:
         pages = upload(ids, tokens.device)[tokens // block] * self._view.stride(0)
         at, pages = tokens % block, pages[:, None]
         return self._memory[self._keys_at[at] + pages], self._memory[self._values_at[at] + pages]
-
-
-def _along_lines(pages: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
-    """Return the numbers of [..., size] that ``order``, [block_size, head_size], names, if each digit of the
-    two indices has one step. The permutation then is a strided view, which is copied a few times faster."""
-    sizes, steps, first = [], [], int(order[0, 0])
-    for count, along in zip(order.shape, (lambda at: order[at, 0], lambda at: order[0, at]), strict=True):
-        for digit, at in _digits(count):
-            sizes.append(digit)
-            steps.append(int(along(at)) - first)
-    lead = pages.shape[:-1]
-    lines = pages.as_strided((*lead, *sizes), (*pages.stride()[:-1], *steps), first)
-    return lines.reshape(*lead, *order.shape)
-
-
-def _digits(count: int) -> list[tuple[int, int]]:
-    """Return the digits of numbers below ``count``, in base 2 except the highest: the count and the worth of
-    each."""
-    low = (count & -count).bit_length() - 1  # how often it can be divided by two
-    twos = [(2, 1 << bit) for bit in reversed(range(low))]
-    return [(count >> low, 1 << low), *twos] if count >> low > 1 else twos
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,7 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Self
 
 import torch
 
@@ -80,6 +81,45 @@ class Attended:
 Attention = Callable[[Projected], Attended]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Unrotation:
+    """The inverse of RoPE at some positions, whichever numbers of a head it turns, and by which factor it
+    scales them.
+
+    RoPE turns pairs of numbers: R = c + s J, where J swaps the two of a pair and changes a sign. Its
+    transpose, which turns back, is c - s J = 2 c - R, so that one more rotation is all that it takes.
+    """
+
+    rotate: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    positions: torch.Tensor
+    cosines: torch.Tensor  # [n, head_size]
+    squares: torch.Tensor  # [head_size], of the factor that RoPE scales by
+
+    @classmethod
+    def of(
+        cls,
+        rotate: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+        positions: torch.Tensor,
+        size: int,
+        dtype: torch.dtype,
+    ) -> Self:
+        """Learn it from ``rotate(positions, [n, size])``: the pairs from one matrix, the cosines from a row
+        of ones at each position, whose pairs become (c - s, c + s)."""
+        one_hot = torch.eye(size, dtype=dtype, device=positions.device)
+        turned = rotate(positions.new_full((size,), 1), one_hot.clone()).float()
+        partner = (turned.abs() + one_hot.float() * -2).argmax(1)
+        partner = torch.where(
+            turned.gather(1, partner[:, None])[:, 0] == 0, torch.arange(size).to(partner), partner
+        )
+        ones = rotate(positions, torch.ones(len(positions), size, dtype=dtype, device=positions.device))
+        return cls(rotate, positions, (ones + ones[:, partner]) / 2, turned.square().sum(1).to(dtype))
+
+    def __call__(self, key: torch.Tensor) -> torch.Tensor:
+        """Return K before RoPE of ``key``, [n, kv_heads, head_size]."""
+        turned = self.rotate(self.positions, key.flatten(1).clone()).view(key.shape)
+        return (2 * self.cosines[:, None] * key - turned) / self.squares
+
+
 class Decoder(ABC):
     """A model's layers. ``prefill_layer`` advances rows of the residual stream by one layer."""
 
@@ -114,6 +154,10 @@ class Decoder(ABC):
         ``key``."""
         rotated = rotate(self.rotaries[layer], positions, key.view(key.shape[0], -1))
         return rotated.view(key.shape)
+
+    def unrotation(self, layer: int, positions: torch.Tensor) -> Unrotation:
+        """Return what takes K at ``positions``, [n], back to K before RoPE."""
+        return Unrotation.of(partial(rotate, self.rotaries[layer]), positions, self.kv_shape[1], self.dtype)
 
     @abstractmethod
     def prefill_layer(self, layer: int, rows: Rows, attention: Attention, raw_keys: bool = False) -> Rows:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from blendrag.engine.compat.model import (
     write_kv,
 )
 from blendrag.engine.forward.indices import Ints, upload
+from blendrag.engine.forward.page_order import PageOrder
 
 # The addresses that some rows need to attend to their sequence, in any layer. A dict is the backend's
 # metadata, by attention layer.
@@ -47,6 +49,19 @@ class PagedCache:
     def by_kernel(self) -> bool:
         """Return whether rows attend by our kernel. Otherwise they attend through the backend, as runs."""
         return self.device.type != "cpu"
+
+    @cached_property
+    def order(self) -> PageOrder | None:
+        """The order of a block's numbers on a CPU; None if it cannot be learnt."""
+        like = self.attentions[0].kv_cache
+        scratch = torch.zeros((1, 1, *like.shape[2:]), dtype=like.dtype, device=like.device)
+        return PageOrder.learn(self.attentions[0], scratch)
+
+    @property
+    def readable(self) -> bool:
+        """Return whether K and V can be read back (:meth:`Pages.read`)."""
+        first = self.attentions[0]
+        return key_value_of(first, first.kv_cache) is not None or self.order is not None
 
     @property
     def block_bytes(self) -> int:
@@ -114,7 +129,7 @@ class Pages:
         written: int = 0,
         memory: torch.Tensor | None = None,
     ) -> None:
-        self._cache, self._block_ids, self._written, self._memory = cache, block_ids, written, memory
+        self._cache, self._block_ids, self.written, self._memory = cache, block_ids, written, memory
         self._table = upload(block_ids.astype(np.int32), cache.device)
 
     @property
@@ -123,7 +138,7 @@ class Pages:
 
     def places(self, positions: Ints, sequences: Ints | int = 0) -> Places:
         """Return places for :meth:`write`, in any layer. What is there already is not written again."""
-        first = int(np.searchsorted(positions, self._written)) if self._written else 0
+        first = int(np.searchsorted(positions, self.written)) if self.written else 0
         return Places(upload(self._slots(positions, sequences)[first:], self.device), first)
 
     def write(self, layer: int, places: Places, key: torch.Tensor, value: torch.Tensor) -> None:
@@ -153,6 +168,26 @@ class Pages:
         scores, key_value = scores_of(attention), key_value_of(attention, memory)
         assert scores is not None and key_value is not None, "such a model is not blended"
         return paged_attention(query, *key_value, addresses, scores)
+
+    @property
+    def readable(self) -> bool:
+        """Return whether what is written can be read back."""
+        return self._cache.readable
+
+    def read(self, layer: int, positions: Ints) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return K (with RoPE) and V that are written at these positions, [n, kv_heads, head_size] each."""
+        attention = self._cache.attentions[layer]
+        memory, size = self._of(attention), self._cache.block_size
+        first, end = positions[0] // size, positions[-1] // size + 1
+        blocks = upload(self._block_ids[0, first:end], self.device)
+        at = upload(positions - first * size, self.device)
+        views = key_value_of(attention, memory)
+        if views is not None:
+            return views[0][blocks].flatten(0, 1)[at], views[1][blocks].flatten(0, 1)[at]
+        assert self._cache.order is not None, "asked for where caches are readable"
+        pages = memory[blocks].flatten(2)
+        key, value = (self._cache.order.read(part, pages).transpose(1, 2).flatten(0, 1) for part in (0, 1))
+        return key[at], value[at]
 
     def _of(self, attention: Any) -> torch.Tensor:
         return attention.kv_cache if self._memory is None else self._memory

@@ -32,13 +32,15 @@ class PromptTokens:
     """A prompt's tokens, and which of them have stored KV. On the host.
 
     ids: [n]. cached: [c] positions, ascending. offsets, lengths: [c], the place of each cached token in its
-    chunk, and the chunk's length. fresh: [f] positions, ascending, of tokens that are always computed.
+    chunk, and the chunk's length. runs: [c], its place in the run of cached tokens that it stands in. fresh:
+    [f] positions, ascending, of tokens that are always computed.
     """
 
     ids: Ints
     cached: Ints
     offsets: Ints
     lengths: Ints
+    runs: Ints
     fresh: Ints
 
     @classmethod
@@ -47,7 +49,9 @@ class PromptTokens:
         cached = np.concatenate([np.arange(s.start, s.start + s.length) for s in spans] or none)
         offsets = np.concatenate([np.arange(s.length) for s in spans] or none)
         lengths = np.concatenate([np.full(s.length, s.length) for s in spans] or none)
-        return cls(np.array(ids), cached, offsets, lengths, np.delete(np.arange(len(ids)), cached))
+        begins = np.flatnonzero(np.diff(cached, prepend=-2) != 1)
+        runs = np.arange(len(cached)) - np.repeat(begins, np.diff(begins, append=len(cached)))
+        return cls(np.array(ids), cached, offsets, lengths, runs, np.delete(np.arange(len(ids)), cached))
 
     def behind(self, position: int) -> Self:
         """Return only the tokens at this position and behind it."""
@@ -57,6 +61,7 @@ class PromptTokens:
             cached=self.cached[left],
             offsets=self.offsets[left],
             lengths=self.lengths[left],
+            runs=self.runs[left],
             fresh=self.fresh[self.fresh >= position],
         )
 
@@ -124,12 +129,18 @@ class PromptForward:
         return self.decoder.embed(ids, Indices.of(positions, self.device))
 
     def layer(
-        self, layer: int, rows: Rows, look: Look | None = None, check: bool = False
+        self,
+        layer: int,
+        rows: Rows,
+        look: Look | None = None,
+        check: bool = False,
+        ends: Ints | None = None,
     ) -> Generator[None, None, Rows]:
         """Run one layer over ``rows``, and write their K and V. Returns the rows that go on. Pauses between
         pieces.
 
-        check: whether ``look`` may drop rows; it sees all of them at once then, with K before RoPE.
+        check: whether ``look`` may drop rows; it sees all of them at once then, with K before RoPE. ends:
+        the only numbers of rows, ascending, behind which a piece may end.
         """
         if check:  # these rows, and those that go on, may be as many as others were
             self._addresses.clear()
@@ -138,6 +149,10 @@ class PromptForward:
         at, count = 0, len(rows)
         while at < count:  # ascending, so that what a piece attends to is written
             end = at + self._piece(count - at, check)
+            if ends is not None:
+                end = int(
+                    ends[max(np.searchsorted(ends, end, "right") - 1, np.searchsorted(ends, at, "right"))]
+                )
             piece = rows if end - at == count else rows.at(slice(at, end))
             attention = partial(self._attention, layer, at, piece.positions, look)
             with self.trace.span("compute", f"layer {layer}"):

@@ -6,7 +6,7 @@ from __future__ import annotations
 import hmac
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import xxhash
@@ -119,7 +119,7 @@ class EvictionOrder:
 @dataclass(slots=True)
 class BlendOrder:
     """An order to blend one prompt: the worker computes tokens [0, len(token_ids)), of which ``written`` are
-    there."""
+    there. behind: the prompt's other tokens, which may be read where the last block has room for them."""
 
     request_id: str
     ticket: str
@@ -127,6 +127,7 @@ class BlendOrder:
     block_ids: list[int]
     written: int
     recipe: Recipe
+    behind: list[int] = field(default_factory=list)
 
 
 def read_recipe(params: dict[str, Any] | None) -> Recipe | None:

@@ -220,9 +220,12 @@ class BlendConnector(KVConnectorBase_V1):
             asked.tokens = claimed
             self._freeing.expect(request, asked.recipe)
             self._blending.add(request_id)
-            ticket, ids = str(request.kv_transfer_params.get("ticket", "")), request.all_token_ids[:claimed]
-            written = claimed - num_external_tokens
-            self._orders.append(BlendOrder(request_id, ticket, list(ids), block_ids, written, asked.recipe))
+            ticket, ids = str(request.kv_transfer_params.get("ticket", "")), list(request.prompt_token_ids)
+            written, room = claimed - num_external_tokens, len(block_ids) * self._block_size
+            behind = ids[claimed:] if len(ids) <= room else []
+            self._orders.append(
+                BlendOrder(request_id, ticket, ids[:claimed], block_ids, written, asked.recipe, behind)
+            )
         if num_external_tokens:
             asked.state = "ordered"
 
