@@ -8,17 +8,10 @@ from collections.abc import AsyncGenerator, Callable, Generator
 from dataclasses import replace
 
 from blendrag.chat.answer import Answer, Piece, TokenLogprob, Usage, token_logprobs
+from blendrag.chat.calls import ended_by, read_answer, visible
 from blendrag.chat.messages import fit_template
 from blendrag.chat.request import ChatRequest
-from blendrag.chat.tools import (
-    TemplateFacts,
-    answer_grammar,
-    ended_by,
-    read_answer,
-    visible,
-    whole_tool,
-    with_tools,
-)
+from blendrag.chat.tools import TemplateFacts, answer_grammar, whole_tool, with_tools
 from blendrag.engine.client.continuation import can_go_on
 from blendrag.engine.client.generation import Delta, Sampling
 from blendrag.engine.client.pieces import Pieces

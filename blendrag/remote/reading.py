@@ -7,8 +7,8 @@ import time
 from typing import Any
 
 from blendrag.chat.answer import Answer, Piece, TokenLogprob, Usage
+from blendrag.chat.calls import ended_by, read_calls, visible
 from blendrag.chat.request import ChatRequest
-from blendrag.chat.tools import ended_by, read_calls, visible
 from blendrag.errors import BrokenAnswerError, GenerationTimeoutError, ServerBusyError
 from blendrag.remote.http import made, refusal, understood
 from blendrag.serving.evidence import Evidence
