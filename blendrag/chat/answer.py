@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
+from blendrag.chat.calls import InvalidToolCall, ToolCall
 from blendrag.chat.request import Source
-from blendrag.chat.tools import InvalidToolCall, ToolCall
 from blendrag.engine.client.generation import Delta
 from blendrag.serving.evidence import Evidence
 from blendrag.text import plain

@@ -7,8 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Generator, Sequence
 
 from blendrag.chat.answer import Answer, Piece, TokenLogprob, Usage
+from blendrag.chat.calls import Reading, ended_by, visible
 from blendrag.chat.request import ChatRequest
-from blendrag.chat.tools import Reading, ended_by, visible
 from blendrag.engine.client.tool_parser import ToolParser
 from blendrag.errors import BlendragError
 from blendrag.serving.evidence import Evidence

@@ -1,4 +1,4 @@
-"""Tool calls: how tools are shown to the model, how a call is forced, and how calls are read.
+"""Tools in prompts: how tools are shown to the model, and how a call is forced.
 
 A template that knows tools writes them its own way. For one that does not, tools are described in the system
 message and calls are written as Hermes models write them: JSON between ``<tool_call>`` tags. A call that is
@@ -8,8 +8,6 @@ forced is one JSON object, for every model.
 from __future__ import annotations
 
 import json
-import re
-import uuid
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,20 +16,18 @@ from weakref import WeakKeyDictionary
 
 import xxhash
 
+from blendrag.chat.calls import CLOSE, OPEN
 from blendrag.chat.messages import Message
 from blendrag.chat.request import REQUIRED, ChatRequest
 from blendrag.chat.schema import JOINTS, OWN, Schemas, json_grammar
 from blendrag.engine.client.generation import Grammar
-from blendrag.engine.client.tool_parser import ToolParser
 from blendrag.errors import BlendragWarning
 from blendrag.prompt import render_chat
 
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
-_CALL = re.compile(rf"{_OPEN}(.*?)(?:{_CLOSE}|\Z)", re.DOTALL)
 _INTRODUCTION = (
     "You may call one or more functions. These are their signatures, a JSON object per line:\n"
     "<tools>\n{tools}\n</tools>\n"
-    f'To call one, answer with\n{_OPEN}\n{{{{"name": <its name>, "arguments": <object>}}}}\n{_CLOSE}'
+    f'To call one, answer with\n{OPEN}\n{{{{"name": <its name>, "arguments": <object>}}}}\n{CLOSE}'
 )
 
 _UNSAID_TOKENS = 512  # for a call, where a client does not say how many it may take
@@ -42,32 +38,6 @@ _EFFORT = {"reasoning_effort", "enable_thinking"}
 
 _known: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 _facts: WeakKeyDictionary[Any, TemplateFacts] = WeakKeyDictionary()
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """A call of a tool. ``id`` is our own: models give none."""
-
-    id: str
-    name: str
-    arguments: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class InvalidToolCall:
-    """Text that looks like a call and cannot be one."""
-
-    text: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """A model's answer, taken apart: what it says, and what it calls."""
-
-    text: str
-    calls: tuple[ToolCall, ...] = ()
-    invalid: tuple[InvalidToolCall, ...] = ()
 
 
 def template_knows_tools(tokenizer: Any) -> bool:
@@ -266,8 +236,8 @@ def _written(message: Message) -> Message:
     if message["role"] == "tool":
         return {"role": "user", "content": f"<tool_response>\n{content}\n</tool_response>"}
     calls = [
-        f"{_OPEN}\n{json.dumps({'name': call['name'], 'arguments': call['arguments']}, ensure_ascii=False)}\n"
-        f"{_CLOSE}"
+        f"{OPEN}\n{json.dumps({'name': call['name'], 'arguments': call['arguments']}, ensure_ascii=False)}\n"
+        f"{CLOSE}"
         for call in message.get("tool_calls") or ()
     ]
     written = {"role": message["role"], "content": "\n".join(filter(None, [content, *calls]))}
@@ -290,152 +260,3 @@ def answer_grammar(request: ChatRequest) -> Grammar | None:
         if not request.forced or request.tool_choice in (REQUIRED, name):
             wanted.append(_call_schema(schemas, tool, "arguments"))
     return schemas.grammar(*wanted)
-
-
-def visible(text: str, request: ChatRequest, parser: ToolParser | None = None) -> str:
-    """Return the beginning of an unfinished answer that is certainly text, and no part of a call."""
-    if not request.offered or (parser is not None and parser.apart):
-        return text
-    marks = (_OPEN,) if parser is None else parser.marks
-    if request.forced or marks is None or text.lstrip()[:1] in ("{", "[", ""):
-        return ""
-    marks = (*marks, *(parser.perhaps if parser else ()))
-    before = _before(text, marks)
-    if len(before) < len(text):
-        return before
-    held = (n for mark in marks for n in range(len(mark) - 1, 0, -1) if text.endswith(mark[:n]))
-    return text[: len(text) - max(held, default=0)]
-
-
-def _before(text: str, marks: Iterable[str]) -> str:
-    """Return what stands in a text before the first of the marks."""
-    return text[: min((text.index(mark) for mark in marks if mark in text), default=len(text))]
-
-
-def read_answer(
-    text: str, request: ChatRequest, parser: ToolParser | None = None, token_ids: Sequence[int] = ()
-) -> Reading:
-    """Take a finished answer apart. parser: what reads its calls; what that one finds none in is read as
-    without it, and nothing that looks like a call is lost. token_ids: of the answer, thinking included."""
-    names = {tool["function"]["name"] for tool in request.offered}
-    if not names:
-        return Reading(text)
-    if request.forced:
-        return _reading("", [text], names)
-    return _limited(_parsed_by(parser, text, token_ids, names) if parser else _tagged(text, names), request)
-
-
-def read_calls(text: str, written: Sequence[tuple[str, str]], request: ChatRequest) -> Reading:
-    """Return a finished answer whose calls a server has read. written: their names and arguments."""
-    if not written:
-        return read_answer(text, request)
-    names = {tool["function"]["name"] for tool in request.offered}
-    return _limited(_sorted(text, [_call_of(*call, " ".join(call), names) for call in written]), request)
-
-
-def ended_by(reading: Reading, finish_reason: str) -> str:
-    """Return "tool_calls" for an answer that calls tools, unless the last of its calls was cut."""
-    cut = reading.invalid and finish_reason == "length"
-    return "tool_calls" if reading.calls and not cut else finish_reason
-
-
-def _limited(reading: Reading, request: ChatRequest) -> Reading:
-    if request.parallel_tool_calls or not reading.calls:
-        return reading
-    return Reading(reading.text, reading.calls[:1])
-
-
-def _parsed_by(parser: ToolParser, text: str, token_ids: Sequence[int], names: set[str]) -> Reading:
-    marks = parser.marks or ()
-    before = _before(text, (*marks, *parser.perhaps))
-    rest = text[len(before) :]
-    listed = rest[len(next((mark for mark in marks if rest.startswith(mark)), "")) :].strip()
-    content, written = parser.read(text, token_ids)
-    found = [_call_of(name, arguments, rest, names) for name, arguments in written]
-    cut = listed.startswith("[") and not listed.endswith(("]", ">"))
-    if written and (cut or parser.calls_in(text) > len(written)):
-        found.append(InvalidToolCall(rest, "the model's tool parser cannot read all of it"))
-    if parser.apart:
-        content = text
-    elif written and marks:
-        content = _said(before, content)
-    bare = _bare(listed, names)
-    readings = [
-        _sorted(content, found),
-        (_tagged if _OPEN in marks else _bare)(text, names),
-        Reading(_said(before, bare.text), bare.calls, bare.invalid),
-    ]
-    for good in (
-        lambda reading: reading.calls and not reading.invalid,
-        lambda reading: reading.calls,
-        lambda reading: reading.invalid,
-    ):
-        if (reading := next(filter(good, readings), None)) is not None:
-            return Reading(
-                reading.text, reading.calls, tuple({one.text: one for one in reading.invalid}.values())
-            )
-    said = _before(text, marks)
-    call = InvalidToolCall(text[len(said) :], "the model's tool parser finds no call in it")
-    return Reading(said, (), (call,)) if call.text else Reading(text)
-
-
-def _said(before: str, content: str) -> str:
-    """Return the text before the calls, of which some parsers leave out blanks, or all; and that behind
-    them."""
-    head = before.strip()
-    _, known, behind = content.partition(head) if head else ("", head, content)
-    behind = content if head and not known else behind
-    return before + (behind if behind.strip() else "")
-
-
-def _tagged(text: str, names: set[str]) -> Reading:
-    """Read an answer with calls as Hermes models write them, or as JSON."""
-    if _OPEN in text:
-        return _reading(text[: text.index(_OPEN)], _CALL.findall(text), names)
-    return _bare(text, names)
-
-
-def _bare(text: str, names: set[str]) -> Reading:
-    """Read an answer that is a call, or a list of them, as JSON."""
-    value = _parsed(text)
-    objects = value if isinstance(value, list) else [value]
-    if objects and all(isinstance(one, dict) and _is_name(one.get("name"), names) for one in objects):
-        return _reading("", [json.dumps(one) for one in objects], names)
-    return Reading(text)
-
-
-def _reading(text: str, written: Sequence[str], names: set[str]) -> Reading:
-    return _sorted(text, [_call(one.strip(), names) for one in written])
-
-
-def _sorted(text: str, read: Sequence[ToolCall | InvalidToolCall]) -> Reading:
-    calls = tuple(one for one in read if isinstance(one, ToolCall))
-    return Reading(text, calls, tuple(one for one in read if isinstance(one, InvalidToolCall)))
-
-
-def _call(written: str, names: set[str]) -> ToolCall | InvalidToolCall:
-    value = _parsed(written)
-    if not isinstance(value, dict):
-        return InvalidToolCall(written, "not a JSON object (cut off by max_tokens?)")
-    return _call_of(value.get("name"), value.get("arguments", value.get("parameters", {})), written, names)
-
-
-def _call_of(name: Any, arguments: Any, written: str, names: set[str]) -> ToolCall | InvalidToolCall:
-    if isinstance(arguments, str):
-        arguments = _parsed(arguments or "{}")
-    if not _is_name(name, names):
-        return InvalidToolCall(written, f"no tool is called {name!r}")
-    if not isinstance(arguments, dict):
-        return InvalidToolCall(written, "its arguments are not an object")
-    return ToolCall(uuid.uuid4().hex[:9], name, arguments)
-
-
-def _is_name(value: Any, names: set[str]) -> bool:
-    return isinstance(value, str) and value in names
-
-
-def _parsed(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None

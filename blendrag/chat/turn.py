@@ -10,15 +10,10 @@ from dataclasses import replace
 
 from blendrag.chat.answer import Piece, token_logprobs
 from blendrag.chat.attempt import Attempt
+from blendrag.chat.calls import read_answer
 from blendrag.chat.messages import fit_template
 from blendrag.chat.request import ChatRequest
-from blendrag.chat.tools import (
-    TemplateFacts,
-    answer_grammar,
-    read_answer,
-    whole_tool,
-    with_tools,
-)
+from blendrag.chat.tools import TemplateFacts, answer_grammar, whole_tool, with_tools
 from blendrag.engine.client.continuation import can_go_on
 from blendrag.engine.client.generation import Delta, Sampling
 from blendrag.engine.client.pieces import Pieces

@@ -30,14 +30,12 @@ class LPC(EvictionPolicy):
 
     Between a use and its forecast the chance is what it lately was on average: were it 1/2 where most go on,
     the newest chunks would leave first. If no forecast ever comes, or always the same, that is exactly LRU.
-    ``ignored``: how many forecasts were no probabilities.
     """
 
     def __init__(self) -> None:
         self._heap = IndexedHeap()
         self._lines: dict[str, _Lines] = {}
         self._usual: float | None = None
-        self.ignored = 0
 
     def added(self, key: str, size: int, use: Use) -> None:
         chance = 0.5 if self._usual is None else self._usual
@@ -55,9 +53,7 @@ class LPC(EvictionPolicy):
         return self._heap.first(may_leave)
 
     def forecast(self, key: str, probability: float, at: float, conversation: str = "") -> None:
-        if not 0.0 <= probability <= 1.0:
-            self.ignored += 1
-        elif key in self._lines:
+        if key in self._lines and 0.0 <= probability <= 1.0:
             usual = probability if self._usual is None else self._usual
             self._usual = usual + _LATELY * (probability - usual)
             self._note(key, _logit(probability) + SCALE * self._now(at), conversation or "?")

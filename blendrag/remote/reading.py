@@ -12,8 +12,8 @@ import httpx2
 
 from blendrag.chat.answer import Piece, TokenLogprob
 from blendrag.chat.attempt import Attempt
+from blendrag.chat.calls import read_calls
 from blendrag.chat.request import ChatRequest
-from blendrag.chat.tools import read_calls
 from blendrag.errors import BlendragError, BrokenAnswerError, GenerationTimeoutError, ServerBusyError
 from blendrag.remote.http import Server, made, refusal, require_blendrag, understood
 from blendrag.serving.evidence import Evidence

@@ -8,18 +8,14 @@ from blendrag.options import BlendOptions
 from blendrag.select import gradual, hkvd, last, query, static  # noqa: F401  (they register)
 from blendrag.select.interface import SELECTORS, Selector
 
-_GONE = ("gradual_query", "weighted")
-
 
 def make_selector(options: BlendOptions) -> Selector:
     """Return the selector that the options name. Ratios 0 and 1 leave no choice, so none is measured.
 
-    Raises ConfigError for a name that is not registered, with the remedy for one that was, and for arguments
-    that the selector does not have, or cannot use.
+    Raises ConfigError for a name that is not registered, and for arguments that the selector does not have,
+    or cannot use.
     """
     choice, ratio = Choice.read(options.selector), options.recompute_ratio
-    if choice.name in _GONE:
-        raise ConfigError(f"the selector {choice.name} is gone: use query")
     wanted = SELECTORS[choice.name]
     if choice.words:
         raise ConfigError(f"selector {options.selector!r}: {choice.words[0]!r} is no argument with a value")

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+from vllm.config import KVTransferConfig
+from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
 from blendrag.engine.budget.compression import Compression
+from blendrag.engine.client.launch import connector_args
 from blendrag.engine.forward.slices import BlendQueue, Pace, Sliced, StepClock
 from blendrag.engine.wire.recipe import BlendOrder
 from blendrag.engine.worker.connector import BlendConnector
+from blendrag.settings import Settings
 
 PROMPT = 300  # tokens: three blocks
 WRONG = -7
@@ -22,6 +27,16 @@ _NO_DECODER: Any = None
 _COMPRESSION = Compression(_NO_DECODER, None, "nothing is evicted here")
 _LAYER = FullAttentionSpec(block_size=128, num_kv_heads=1, head_size=8, dtype=torch.float32)
 BLOCKS = KVCacheConfig(64, [], [KVCacheGroupSpec(["layer"], _LAYER)])
+
+
+def engine_config(model_dir: Path, settings: Settings, asynchronous: bool = True, **more: Any) -> Any:
+    """The configuration of an engine whose scheduler has the connector. more: arguments of vLLM's."""
+    arguments: dict[str, Any] = {"max_model_len": 512, "max_num_seqs": 4, "enable_prefix_caching": False}
+    transfer = KVTransferConfig(**connector_args(settings))
+    made = EngineArgs(str(model_dir), kv_transfer_config=transfer, **arguments | more).create_engine_config()
+    made.scheduler_config.async_scheduling = asynchronous
+    made.cache_config.num_gpu_blocks = 64
+    return made
 
 
 @dataclass

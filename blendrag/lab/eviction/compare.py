@@ -22,7 +22,6 @@ from blendrag.progress import Progress
 from blendrag.tables import table_with
 
 LRU, LEARNED, ORACLE, OPTIMAL = "lru", "lpc+", "oracle", "optimal"
-BOUNDS = (ORACLE, OPTIMAL)  # no policies: they know what nobody does
 
 _LEAST_GAP = 0.005  # smallest difference of hit ratio of which shares say something
 
@@ -50,10 +49,9 @@ class EvictionOptions:
             raise ConfigError(f"--sizes {sizes}: a cache must hold 1 or more")
         names = [word.strip() for word in policies.split(",")] if policies else sorted(POLICIES)
         for name in names:
-            if name not in (*POLICIES, *BOUNDS):
+            if name not in POLICIES:
                 raise ConfigError(f"--policies: unknown {name!r}; there are {', '.join(sorted(POLICIES))}")
-        chosen = [name for name in dict.fromkeys(names) if name not in BOUNDS]
-        return cls(tuple(numbers), tuple(chosen), seeds, warmup)
+        return cls(tuple(numbers), tuple(dict.fromkeys(names)), seeds, warmup)
 
 
 @dataclass(frozen=True, slots=True)

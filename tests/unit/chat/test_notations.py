@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from blendrag.chat.calls import Reading, read_answer, visible
 from blendrag.chat.request import ChatRequest
-from blendrag.chat.tools import Reading, read_answer, visible, whole_tool
+from blendrag.chat.tools import whole_tool
 from blendrag.engine.client.tool_parser import NOTATIONS, ToolParser, server_tool_parser, tool_parser_name
 from blendrag.errors import ConfigError
 

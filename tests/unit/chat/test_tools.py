@@ -11,15 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from blendrag.chat.calls import read_answer, visible
 from blendrag.chat.request import ChatRequest
-from blendrag.chat.tools import (
-    TemplateFacts,
-    answer_grammar,
-    read_answer,
-    template_knows_tools,
-    visible,
-    with_tools,
-)
+from blendrag.chat.tools import TemplateFacts, answer_grammar, template_knows_tools, with_tools
 from blendrag.errors import ConfigError
 from blendrag.prompt import render_chat
 

@@ -10,14 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vllm.config import KVTransferConfig
-from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
-from blendrag.engine.client.launch import connector_args
 from blendrag.engine.compat.connector import KVConnectorRole
 from blendrag.engine.compat.requests import SamplingParams
 from blendrag.engine.forward.slices import IDLE_S, Pace, Sliced
@@ -25,7 +22,7 @@ from blendrag.engine.wire.recipe import BlendOrder, Recipe
 from blendrag.engine.wire.report import BlendReport
 from blendrag.engine.worker.connector import BlendConnector
 from blendrag.settings import Settings
-from tests.helpers.connector_halves import BLOCKS, PROMPT, Runner, plane
+from tests.helpers.connector_halves import BLOCKS, PROMPT, Runner, engine_config, plane
 
 BLEND_S, PIECE_S, LOAD_S = 0.2, 0.005, 0.3
 
@@ -73,15 +70,7 @@ class Loop:
     """A core whose blends take ``BLEND_S``. log: what happened when, as (name, seconds since the start)."""
 
     def __init__(self, model_dir: Path) -> None:
-        config = EngineArgs(
-            str(model_dir),
-            max_model_len=512,
-            max_num_seqs=4,
-            enable_prefix_caching=False,
-            kv_transfer_config=KVTransferConfig(**connector_args(Settings.load())),
-        ).create_engine_config()
-        config.scheduler_config.async_scheduling = True
-        config.cache_config.num_gpu_blocks = 64
+        config = engine_config(model_dir, Settings.load())
         self.scheduler = AsyncScheduler(config, BLOCKS, StructuredOutputManager(config), block_size=128)
         self.runner = Runner(BlendConnector(config, KVConnectorRole.WORKER, BLOCKS))
         self.runner.connector.bind(plane(self._blend))

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from vllm.config import KVTransferConfig
-from vllm.engine.arg_utils import EngineArgs
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -20,7 +18,6 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
-from blendrag.engine.client.launch import connector_args
 from blendrag.engine.compat import connector as scheduling
 from blendrag.engine.compat.connector import KVConnectorRole
 from blendrag.engine.compat.requests import SamplingParams
@@ -33,7 +30,7 @@ from blendrag.engine.worker.connector import BlendConnector
 from blendrag.engine.worker.data_plane import OPERATIONS
 from blendrag.errors import StoreError
 from blendrag.settings import Settings
-from tests.helpers.connector_halves import BLOCKS, PROMPT, Runner, plane
+from tests.helpers.connector_halves import BLOCKS, PROMPT, Runner, engine_config, plane
 
 ANSWER = 6
 AHEAD = 2  # steps that are scheduled before the first one's tokens are known
@@ -42,16 +39,7 @@ AHEAD = 2  # steps that are scheduled before the first one's tokens are known
 @pytest.fixture(scope="module")
 def config(model_dir: Path) -> Any:
     """Of an engine that schedules asynchronously."""
-    made = EngineArgs(
-        str(model_dir),
-        max_model_len=512,
-        max_num_seqs=4,
-        enable_prefix_caching=False,
-        kv_transfer_config=KVTransferConfig(**connector_args(Settings.load(blend_share=1.0))),
-    ).create_engine_config()
-    made.scheduler_config.async_scheduling = True
-    made.cache_config.num_gpu_blocks = 64
-    return made
+    return engine_config(model_dir, Settings.load(blend_share=1.0))
 
 
 def request() -> Request:
@@ -196,16 +184,14 @@ def test_next_prompt_finds_no_block_that_was_never_filled(
     model_dir: Path, params: dict[str, Any], salt: str | None
 ) -> None:
     """Of a request that ended before it had computed what could not be loaded."""
-    config = EngineArgs(
-        str(model_dir),
+    config = engine_config(
+        model_dir,
+        Settings.load(),
+        asynchronous=False,
         max_model_len=2048,
-        max_num_seqs=4,
         max_num_batched_tokens=256,
         enable_prefix_caching=True,
-        kv_transfer_config=KVTransferConfig(**connector_args(Settings.load())),
-    ).create_engine_config()
-    config.scheduler_config.async_scheduling = False
-    config.cache_config.num_gpu_blocks = 64
+    )
     init_none_hash(sha256)
     named = get_request_block_hasher(128, sha256)
     scheduler = Scheduler(config, BLOCKS, StructuredOutputManager(config), block_size=128)

@@ -7,22 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from vllm.config import KVTransferConfig
-from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
-from blendrag.engine.client.launch import connector_args
 from blendrag.engine.compat.requests import SamplingParams
 from blendrag.engine.prefixes.reordering import Reordering, _Waiting
 from blendrag.engine.wire.prefixes import PrefixPath
 from blendrag.settings import Settings
+from tests.helpers.connector_halves import BLOCKS, PROMPT, engine_config
 
 Sizes = tuple[int, int]  # cached, prompt
 SIZES = st.tuples(st.integers(0, 50), st.integers(1, 50)).map(lambda two: (two[0], two[0] + two[1]))
@@ -150,25 +146,14 @@ def test_lone_or_preempted_request_begins_and_none_waits_for_one_that_cannot() -
 
 # -- under vLLM's own scheduler ---------------------------------------------------------------------------
 
-PROMPT, BLOCK = 300, 128  # tokens
-LAYER = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=8, dtype=torch.float32)
-BLOCKS = KVCacheConfig(64, [], [KVCacheGroupSpec(["layer"], LAYER)])
 HELD = {"nothing": 0, "some": 100, "more": 200, "most": 290}
 
 
 def begun(model_dir: Path, window: int, names: Sequence[str]) -> list[str]:
     """In which order requests begin that wait together, one to a step, of whose prompts so much is held."""
     order = f"retrieved:window={window}" if window else "retrieved"
-    config = EngineArgs(
-        str(model_dir),
-        max_model_len=512,
-        max_num_seqs=1,
-        enable_prefix_caching=False,
-        kv_transfer_config=KVTransferConfig(**connector_args(Settings.load(order=order))),
-    ).create_engine_config()
-    config.scheduler_config.async_scheduling = False
-    config.cache_config.num_gpu_blocks = 64
-    scheduler = Scheduler(config, BLOCKS, StructuredOutputManager(config), block_size=BLOCK)
+    config = engine_config(model_dir, Settings.load(order=order), asynchronous=False, max_num_seqs=1)
+    scheduler = Scheduler(config, BLOCKS, StructuredOutputManager(config), block_size=128)
     for name in names:
         path = PrefixPath("tree", ((name, HELD[name]),), 1, 1) if HELD[name] else None
         extra = {"kv_transfer_params": path.transfer_params("ticket")} if path else {}

@@ -259,12 +259,6 @@ def test_unknown_selector_is_a_config_error_at_every_ratio(name: str, ratio: flo
     assert str(error.value).startswith(f"unknown selector {name!r}; there are all, first_k, gradual, hkvd,")
 
 
-@pytest.mark.parametrize("name", ["gradual_query", "weighted"])
-def test_selector_of_a_former_version_is_refused_with_the_remedy(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"{name} is gone: use query"):
-        make_selector(BlendOptions(selector=name))
-
-
 def test_ones_own_selector_is_used() -> None:
     @register_selector("last")
     class Last(Selector):
