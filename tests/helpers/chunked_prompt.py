@@ -40,8 +40,10 @@ class ChunkedPrompt:
         options: BlendOptions,
         written: int = 0,
         choices: Choices | None = None,
+        idle: bool = True,
     ) -> BlendReport:
-        """written: so many of its first tokens are there already."""
+        """written: so many of its first tokens are there already. idle: not beside answers, in small
+        pieces."""
         register(root, self.chunks, identity=self.identity)
         tiers = TierSpec(kind="ram", bytes=1 << 24), TierSpec(kind="disk")
         store = open_stack(root, *tiers, identity=self.identity, dtype="float32")
@@ -49,7 +51,7 @@ class ChunkedPrompt:
             put(store, chunk)
         order = BlendOrder("", "", self.ids, BLOCK_IDS, written, Recipe("", tuple(self.spans), options))
         pace = Pace()
-        pace.begin(60.0, idle=True)
+        pace.begin(60.0, idle=idle)
         try:
             return exhaust(RequestBlend(model, LayerLoader(4), store, order, None, pace, None, choices).run())
         finally:

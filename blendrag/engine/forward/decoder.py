@@ -152,7 +152,7 @@ class Decoder(ABC):
     def rotate_keys(self, layer: int, positions: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         """Return ``key``, K before RoPE, [n, kv_heads, head_size], moved to ``positions``. May overwrite
         ``key``."""
-        rotated = rotate(self.rotaries[layer], positions, key.view(key.shape[0], -1))
+        rotated = rotate(self.rotaries[layer], positions, key.flatten(1))
         return rotated.view(key.shape)
 
     def unrotation(self, layer: int, positions: torch.Tensor) -> Unrotation:

@@ -153,7 +153,9 @@ def test_query_takes_what_the_question_looks_at_and_needs_no_check_layer() -> No
 
 def test_nobody_else_has_the_question_read() -> None:
     for name in SELECTORS:
-        assert make_selector(BlendOptions(0.2, selector=name)).reads_question == (name == "query"), name
+        assert make_selector(BlendOptions(0.2, selector=name)).reads_question == (
+            name in ("query", "last")
+        ), name
     for ratio in (0.0, 1.0):  # nothing is left to choose
         assert not make_selector(BlendOptions(ratio, selector="query")).reads_question
 

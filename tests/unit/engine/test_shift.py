@@ -1,0 +1,135 @@
+"""Tokens that are not repaired move by what the repaired ones of their chunk have moved, near ones most."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.model_executor.layers.rotary_embedding import get_rope
+
+from blendrag.engine.blend.blending import Choices, LoadedModel
+from blendrag.engine.blend.shift import Shift
+from blendrag.engine.compat.model import rotate
+from blendrag.engine.forward.decoder import Unrotation
+from blendrag.engine.forward.indices import Ints
+from blendrag.engine.forward.prompt_forward import CachedSpan, PromptTokens
+from blendrag.engine.wire.recipe import BlendOrder
+from blendrag.options import BlendOptions
+from chunked_prompt import BLOCK_IDS, ChunkedPrompt
+from small_decoder import small_model
+
+ROPES = {
+    "halves": {},
+    "neighbours": {"is_neox_style": False},
+    "a part": {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+    "scaled": {
+        "rope_parameters": {
+            "rope_theta": 1e4,
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 2048,
+        }
+    },
+}
+
+
+class Noting(Choices):
+    chosen: Ints = np.zeros(0, np.int64)
+
+    def keep(self, order: BlendOrder, chosen: Ints) -> None:
+        self.chosen = chosen
+        super().keep(order, chosen)
+
+
+def blended(model: LoadedModel, root: Path, options: BlendOptions) -> tuple[list[Any], Ints]:
+    """K and V of all cached tokens in every layer, and the positions that were repaired."""
+    prompt, choices = ChunkedPrompt(model.decoder.num_layers), Noting()
+    prompt.blend(model, root, options, choices=choices)
+    at = np.concatenate([np.arange(start, start + n) for _, start, n in prompt.spans])
+    pages = model.cache.pages(BLOCK_IDS)
+    return [pages.read(layer, at) for layer in range(model.decoder.num_layers)], choices.chosen
+
+
+@pytest.mark.parametrize("rope", ROPES.values(), ids=ROPES)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.1)])
+def test_k_is_turned_back_whatever_the_rope(
+    rope: dict[str, Any], dtype: torch.dtype, tolerance: float
+) -> None:
+    with set_current_vllm_config(VllmConfig()):
+        module = get_rope(
+            64, max_position=8192, dtype=dtype, **({"rope_parameters": {"rope_theta": 1e4}} | rope)
+        )
+    positions, key = torch.tensor([0, 5, 77, 4000]), torch.randn(4, 3, 64).to(dtype)
+    turned = rotate(module, positions, key.flatten(1).clone()).view(key.shape)
+    back = Unrotation.of(partial(rotate, module), positions, 64, dtype)(turned)
+    torch.testing.assert_close(back, key, rtol=tolerance, atol=tolerance)
+
+
+@torch.inference_mode()
+def test_layer_moves_as_its_repaired_tokens_say(tmp_path: Path) -> None:
+    """Against the sum over all pairs, in the first layer that moves: what comes before it is the same."""
+    model = small_model(tmp_path / "model", 4, block_size=32)
+    still, chosen = blended(model, tmp_path / "still", BlendOptions(0.1, "last:shift=no"))
+    stored, _ = blended(model, tmp_path / "stored", BlendOptions(0.0, "none"))
+    moved, same = blended(model, tmp_path / "moved", BlendOptions(0.1, "last"))
+    assert np.array_equal(chosen, same) and chosen.size > 5
+    for kept, read in zip(still[0], moved[0], strict=True):
+        torch.testing.assert_close(kept, read)  # nothing moves where tokens have seen only themselves
+    at, end = 0, reused_end(model)
+    for _, start, n in ChunkedPrompt(4).spans:
+        places = np.arange(start, start + n)
+        inside = np.flatnonzero(np.isin(places, chosen))
+        rest = np.flatnonzero(~np.isin(places, chosen) & (places < end))
+        near = np.exp(-np.abs(rest[:, None] - inside) / 32)
+        weights = torch.from_numpy(0.8 * near / (near.sum(1, keepdims=True) + 0.5)).float()
+        (old_key, old_value), (key, value), (new_key, new_value) = (
+            (of[1][0][at : at + n], of[1][1][at : at + n]) for of in (stored, still, moved)
+        )
+        unturned = model.decoder.unrotation(1, torch.from_numpy(places[inside]))
+        by = torch.einsum("tr,rhd->thd", weights, unturned(key[inside] - old_key[inside]))
+        expected = old_key[rest] + model.decoder.rotate_keys(1, torch.from_numpy(places[rest]), by)
+        torch.testing.assert_close(new_key[rest], expected, atol=2e-3, rtol=0)
+        by = torch.einsum("tr,rhd->thd", weights, value[inside] - old_value[inside])
+        torch.testing.assert_close(new_value[rest], old_value[rest] + by, atol=2e-3, rtol=0)
+        assert (new_value - value)[rest].abs().max() > 0.01
+        at += n
+
+
+def reused_end(model: LoadedModel) -> int:
+    _, start, n = ChunkedPrompt(4).spans[-1]
+    return (start + n) // model.cache.block_size * model.cache.block_size
+
+
+@torch.inference_mode()
+def test_small_pieces_move_alike(tmp_path: Path) -> None:
+    """Beside answers a layer is computed in pieces, and a chunk's repaired rows stay in one of them."""
+    model, options = small_model(tmp_path / "model", 4, block_size=32), BlendOptions(0.4, "last")
+    ChunkedPrompt(4).blend(model, tmp_path / "one", options)
+    whole = model.cache.read_blocks(BLOCK_IDS).view(torch.float32)
+    ChunkedPrompt(4).blend(model, tmp_path / "two", options, idle=False)
+    torch.testing.assert_close(model.cache.read_blocks(BLOCK_IDS).view(torch.float32), whole)
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=6), st.data())
+def test_pieces_end_between_chunks(lengths: list[int], data: st.DataObject) -> None:
+    spans, at = [], 3
+    for length in lengths:
+        spans.append(CachedSpan(at, length))
+        at += length + data.draw(st.integers(0, 3))
+    tokens = PromptTokens.of(range(at + 5), spans)
+    count = len(tokens.cached)
+    repaired = np.flatnonzero(data.draw(st.lists(st.booleans(), min_size=count, max_size=count)))
+    rows = tokens.computed(repaired)
+    ends = Shift(SimpleNamespace(tokens=tokens), repaired).ends(rows)  # type: ignore[arg-type]
+    assert ends[-1] == len(rows) and (np.diff(ends) > 0).all()
+    for end in ends[:-1]:
+        beside = rows[end - 1 : end + 1]
+        assert not any(all(s.start <= at < s.start + s.length for at in beside) for s in spans)
