@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Generator, Sequence
+from dataclasses import replace
 
 from blendrag.chat.answer import Answer, Piece, TokenLogprob, Usage
 from blendrag.chat.calls import Reading, ended_by, visible
@@ -74,7 +75,10 @@ class Attempt(ABC):
         answer = Answer(
             read.text,
             self._reasoning or None,
-            sources=self._request.sources,
+            sources=tuple(
+                replace(source, attention=evidence.attention.get(source.key))
+                for source in self._request.sources
+            ),
             finish_reason=ended_by(read, finish_reason),
             ttft_s=self._ttft_s or 0.0,
             total_s=time.perf_counter() - self._begin,

@@ -61,13 +61,15 @@ class RequestOptions(BlendKeywords, total=False):
 @dataclass(frozen=True, slots=True)
 class Source:
     """A chunk that was retrieved. ``score``: cosine similarity to the question, at most 1. ``key``: names its
-    KV."""
+    KV. ``attention``: its share of the attention that the question pays to all cached tokens, if that was
+    read."""
 
     source: str
     ordinal: int
     score: float
     text: str
     key: str = ""
+    attention: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,16 +22,25 @@ class Last(StaticSelector, RankedSelector):
         **Selector.arguments,
         "question": number(),
         "prior": number(),
+        "group": number(),
         "shift": yes_or_no,
     }
 
     def __init__(
-        self, ratio: float, question: float = 0.0, prior: float = 0.5, shift: bool = True, **others: Any
+        self,
+        ratio: float,
+        question: float = 0.0,
+        prior: float = 0.5,
+        group: float = 1,
+        shift: bool = True,
+        **others: Any,
     ) -> None:
         super().__init__(ratio, **others)
-        self._question, self._prior, self.shifts = question, prior, shift
+        self._question, self._prior, self._group, self.shifts = question, prior, int(group), shift
 
     def rank(self, tokens: CachedTokens) -> torch.Tensor:
         assert tokens.attention is not None and tokens.last is not None and tokens.runs is not None
         scores = tokens.last / tokens.last.sum() + self._question * tokens.attention / tokens.attention.sum()
-        return scores / (1.0 + tokens.runs) ** self._prior
+        scores = scores / (1.0 + tokens.runs) ** self._prior
+        of = torch.arange(len(scores)) // self._group
+        return torch.zeros(len(scores)).index_add_(0, of, scores)[of]

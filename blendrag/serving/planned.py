@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from blendrag.engine.wire.prefixes import PrefixPath
 from blendrag.engine.wire.recipe import Recipe
@@ -51,8 +53,13 @@ class PlannedPrompt:
             fresh=prompt - report.cached - report.prefix - report.exact,
             prefix=report.prefix - again,
             plain=plain if mode == "plain" else None,
-            documents=tuple(self.plan.describe()),
+            documents=tuple(self._documents(report.attention)),
         )
+
+    def _documents(self, attention: Mapping[str, float]) -> Iterator[dict[str, Any]]:
+        for row in self.plan.describe():
+            share = attention.get(row["chunk_key"] or "")
+            yield row if share is None else {**row, "attention": share}
 
     def _mode(self, report: BlendReport) -> Mode:
         if report.fallback:

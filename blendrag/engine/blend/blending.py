@@ -107,6 +107,7 @@ class RequestBlend:
         self._steady: SteadyLayers | None = None
         self._missing: dict[str, str] = {}
         self._decision = ""
+        self._attention: dict[str, float] = {}
         self._opened_s = 0.0
 
     @property
@@ -301,6 +302,7 @@ class RequestBlend:
             ratio=options.recompute_ratio,
             decision=self._decision,
             slices=watch.slices,
+            attention=self._attention,
             tiers=dict(Counter(opened.tier.name for _, opened in chunks)),
             ms={
                 **{part: 1e3 * seconds for part, seconds in spent.items()},
@@ -322,6 +324,7 @@ class RequestBlend:
                 return (yield from FusedPrefill(forward, stored, selector, self._chosen).run())
             question = self._order.recipe.cached_end  # where it begins, whatever documents are there
             asked = yield from QuestionPass(replace(forward, tokens=asking), stored, question).run()
+        self._attention = _shares([opened.head.key for _, opened in chunks], forward.tokens, asked.question)
         # No repair changes what stands before all cached tokens.
         tokens = forward.tokens.behind(max(begin, int(forward.tokens.cached[0])))
         left = slice(forward.tokens.cached.size - tokens.cached.size, None)
@@ -379,6 +382,17 @@ def _lost_by(failure: Exception | None) -> list[Lost]:
         return []
     assert failure.opened, failure
     return [(opened.head.key, opened.tier.name, failure.reason) for opened in failure.opened]
+
+
+def _shares(keys: Sequence[str], tokens: PromptTokens, attention: torch.Tensor) -> dict[str, float]:
+    """Return each chunk's share of the attention; ``keys`` in the prompt's order. A chunk may be there
+    twice."""
+    shares: dict[str, float] = {}
+    begins = np.flatnonzero(tokens.offsets == 0)
+    sums = np.add.reduceat(attention.double().numpy(), begins) if begins.size else begins
+    for key, share in zip(keys, sums / max(sums.sum(), 1e-30), strict=True):
+        shares[key] = shares.get(key, 0.0) + round(float(share), 6)
+    return shares
 
 
 def _first_needed(written: int, spans: Sequence[CachedSpan]) -> int:

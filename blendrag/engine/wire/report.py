@@ -43,9 +43,11 @@ class PrefillFacts:
     loaded and repaired, mean over the layers from the selector's first choice on, or computed in the block of
     the paged cache in which the documents end. missing: why chunks could not be had, by key.
     decision: why the controller loaded these chunks and no others. tiers: chunks loaded, by the tier they
-    came from. ms: time by part: load, select, recompute. kv_kept: tokens that a head decoded the answer from,
-    on average, where KV was evicted. kv_freed: blocks freed by that. kv_whole: why nothing was evicted, where
-    it should have been. trace: what was loaded and computed when (see ``load.trace``), if asked for.
+    came from. attention: by key, a chunk's share of the attention that the question pays to all cached
+    tokens, where the question was read. ms: time by part: load, select, recompute. kv_kept: tokens that a
+    head decoded the answer from, on average, where KV was evicted. kv_freed: blocks freed by that. kv_whole:
+    why nothing was evicted, where it should have been. trace: what was loaded and computed when (see
+    ``load.trace``), if asked for.
     """
 
     exact: int = 0
@@ -53,6 +55,7 @@ class PrefillFacts:
     missing: dict[str, str] = field(default_factory=dict)
     decision: str = ""
     tiers: dict[str, int] = field(default_factory=dict)
+    attention: dict[str, float] = field(default_factory=dict)
     ms: dict[str, float] = field(default_factory=dict)
     kv_kept: int = 0
     kv_freed: int = 0
