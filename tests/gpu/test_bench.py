@@ -23,7 +23,7 @@ from blendrag.settings import Settings
 from device import DEVICE
 from tables import Tables
 
-pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.engine]
+pytestmark = [pytest.mark.gpu, pytest.mark.engine]
 
 if DEVICE == "cuda":  # 4K, 8K and 32K tokens with all that stands around them
     CHUNK_TOKENS, CHUNKS, REPEATS, SECONDS, TOKENS, TRIES = 512, (8, 16, 62), 3, 4.0, 16, 2

@@ -21,8 +21,6 @@ from blendrag.lab.eviction import fit_predictor
 from blendrag.models import DEFAULT_EMBEDDER
 from word_embedder import write_dialogs
 
-pytestmark = pytest.mark.slow
-
 Blendrag = Callable[..., Result]
 
 

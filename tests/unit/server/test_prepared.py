@@ -215,7 +215,6 @@ def calls(work: Callable[[], Any]) -> int:
     return count
 
 
-@pytest.mark.slow
 def test_planning_takes_no_longer_the_more_texts_are_known(begin: Open) -> None:
     """What it prints is in docs/results.md: of a request, all that is done but the answer."""
     blending, known, count = begin(), 20, 10_000

@@ -11,8 +11,6 @@ from blendrag.eviction.lpc_plus import LPCPlus
 from blendrag.lab.eviction.fit_hazard import LEAST, Uses, fit_hazard, learn_table, learned, uses_of
 from blendrag.lab.eviction.trace import Request, RequestTrace
 
-pytestmark = pytest.mark.slow
-
 
 def trace(*requests: Request, prefix: bool = True) -> RequestTrace:
     return RequestTrace("t", requests, prefix, "blocks")

@@ -28,8 +28,6 @@ from blendrag.lab.eviction.fit_predictor import (
 from blendrag.lab.eviction.readers import Dialog, DialogTurn, read_dialogs
 from word_embedder import features, say, write_dialogs
 
-pytestmark = pytest.mark.slow
-
 NAME = "words"  # of the embedder
 LATER = 3 * ENDED_AFTER_S
 

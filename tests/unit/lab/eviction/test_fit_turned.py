@@ -14,8 +14,6 @@ from blendrag.lab.eviction.fit_hazard import learned
 from blendrag.lab.eviction.replay import ReplayOutcome, replay
 from blendrag.lab.eviction.trace import Request, RequestTrace
 
-pytestmark = pytest.mark.slow
-
 LEARNED, TURN, END = 2_000, 4_000, 12_000  # requests
 LAG, ROOM = 15, 60
 

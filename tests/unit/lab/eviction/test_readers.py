@@ -124,7 +124,6 @@ def test_public_azure_traces_are_read_wholly(name: str, count: int) -> None:
     assert len(read_azure(data(f"azure_2023_{name}.csv.gz"))) == count
 
 
-@pytest.mark.slow
 def test_hit_ratios_on_mooncake_are_the_known_ones() -> None:
     """8,000 blocks; by hand, in blocks, .172 and .341; tokens make it a little more."""
     trace = read_mooncake(data("mooncake_conversation.first30min.jsonl.gz"))

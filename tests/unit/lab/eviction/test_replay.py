@@ -87,7 +87,6 @@ class Watched(EvictionPolicy):
         return self.inner.victim(may_leave)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(POLICIES))
 @given(st.one_of(block_traces(), chunk_traces(), path_traces()), st.integers(1, 40))
 def test_no_policy_beats_the_optimum_and_the_cache_keeps_to_its_capacity(
