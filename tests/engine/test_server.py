@@ -16,7 +16,7 @@ import pytest
 from blendrag.eviction.fitted import Fitted, fitted_file, save_fitted
 from blendrag.forecast.features import features_of
 from blendrag.lab.eviction.fit_predictor import train_on_file
-from blendrag.lab.eviction.readers import read_log
+from blendrag.lab.eviction.trace import read_log
 from blendrag.models import DEFAULT_EMBEDDER, DEFAULT_MODEL
 from blendrag.settings import Settings
 from served import CHAT, COMPLETIONS, FILLER, KB, TEXTS, Server, text_of

@@ -23,7 +23,7 @@ from blendrag.engine.wire.recipe import is_sealed
 from blendrag.engine.worker import metrics
 from blendrag.engine.worker.metrics import Recorder
 from blendrag.errors import ConfigError, EngineError
-from blendrag.lab.eviction.readers import read_log
+from blendrag.lab.eviction.trace import read_log
 from blendrag.server import Limits
 from blendrag.server.blending import Blended, Blending
 from blendrag.server.completions import body_of, explained
