@@ -6,19 +6,24 @@ OLDEST := $(VENV)/oldest
 # $(VENV) is made without byte code: where none may be written, every process would compile torch and vLLM anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test unit kernel engines models compat gpu large lint clean
+PARTS := kernel engines ranks models oldest large
+
+.NOTPARALLEL:
+.PHONY: help setup demo test nightly $(PARTS:%=nightly-%) gpu lint clean
 
 help:
 	@echo "make setup   make or update $(VENV) from the lock files (minutes once, then seconds)"
 	@echo "make demo    answer questions from a few documents, with and without blending, and from LangChain and LlamaIndex"
 	@echo "make test    lint, type check, unit tests, engine tests, of all three packages"
-	@echo "make unit    blendrag's own tests that need no engine, without the slow ones (a minute)"
-	@echo "make kernel  tests of the GPU kernel for attention, without a GPU (200 MB of Triton once, then two minutes)"
-	@echo "make engines tests of engines of other kinds: structures, weights, budgets, trees, keys, several ranks (30 minutes)"
-	@echo "make models  many kinds of models, each with an engine of its own; writes the table of docs/models.md (20 minutes)"
-	@echo "make compat  tests of the engine on the oldest vLLM that is promised (450 MB once, then a quarter of an hour)"
+	@echo "             while you work: $(BIN)/pytest -n auto tests/unit, which needs no engine"
+	@echo "make nightly all that takes longer, in parts, or only those in PART='...':"
+	@echo "             kernel   the GPU kernel for attention, without a GPU (200 MB of Triton once, then two minutes)"
+	@echo "             engines  engines of other kinds: structures, weights, budgets, trees, keys"
+	@echo "             ranks    several ranks, engines or API servers, which want all cores (with engines: 30 minutes)"
+	@echo "             models   many kinds of models; writes the table of docs/models.md (20 minutes)"
+	@echo "             oldest   the engine on the oldest vLLM that is promised (450 MB once, then a quarter of an hour)"
+	@echo "             large    ten minutes of load, 10,000 malformed requests, a million texts, kills (22 minutes)"
 	@echo "make gpu     on a machine with a GPU: what runs there, with tables (28 minutes; STAGE=... for one stage)"
-	@echo "make large   what takes minutes: a server under ten minutes of load and 10,000 malformed requests, a million texts, kills"
 	@echo "make lint    lint, type check and the order of packages only"
 	@echo "make clean   remove $(VENV) and every cache folder of the tools"
 
@@ -37,19 +42,41 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
-unit: setup
-	$(BIN)/pytest -q -n auto -m "not engine and not slow and not models" tests/unit
+# Without xdist's reordering: a worker's engine for all of the run would start before those of other tests.
+PARTED = $(BIN)/pytest -n auto --dist loadgroup --no-loadscope-reorder
 
-$(KERNEL): requirements/kernel.lock
+test: lint
+	$(PARTED)
+
+nightly: $(addprefix nightly-,$(or $(PART),$(PARTS)))
+
+$(KERNEL) $(OLDEST): $(VENV)/%: requirements/%.lock
 	$(BIN)/python -m pip install -qq --no-deps --upgrade --target $@ -r $<
 	@touch $@
 
 # Apart from the other packages: torch and vLLM change what they do where they find Triton.
-kernel: setup
+nightly-kernel: setup
 	@$(MAKE) --no-print-directory $(KERNEL)
 	TRITON_INTERPRET=1 PYTHONPATH="$(abspath $(KERNEL)):$$PYTHONPATH" $(BIN)/pytest -q \
 		tests/unit/attention tests/unit/engine/test_paged_cache.py tests/unit/engine/test_gpu_backends.py \
 		tests/gpu/test_tensors.py
+
+nightly-engines: setup
+	$(PARTED) -m "nightly $(foreach part,ranks models large,and not nightly(part='$(part)'))"
+
+nightly-ranks nightly-large: nightly-%: setup
+	$(BIN)/pytest -m "nightly(part='$*')"
+
+nightly-models: setup
+	UPDATE_MODELS=1 $(BIN)/pytest -m nightly tests/unit/engine/test_structures.py
+	$(BIN)/pytest -m "nightly(part='models')" tests/engine
+
+# In front of the other packages, which are new enough for it. Of tests that start engines of their own, those of
+# asynchronous claims. The functions by which three files lay out caches came later.
+nightly-oldest: setup
+	@$(MAKE) --no-print-directory $(OLDEST)
+	PYTHONPATH="$(abspath $(OLDEST)):$$PYTHONPATH" $(BIN)/pytest -q -m "not own_engine" tests/unit/engine tests/engine \
+		$(addprefix --ignore tests/unit/engine/test_,paged_cache.py head_pages.py gpu_backends.py)
 
 # In the environment that is active, or PYTHON's: that of $(VENV) computes on the CPU.
 STAGES = PYTHONPATH="$(CURDIR):$$PYTHONPATH" MODEL="$(MODEL)" OUT="$(OUT)" \
@@ -58,34 +85,6 @@ STAGES = PYTHONPATH="$(CURDIR):$$PYTHONPATH" MODEL="$(MODEL)" OUT="$(OUT)" \
 gpu:
 	$(eval REFUSED := $(shell $(STAGES) --check))$(if $(REFUSED),$(error $(REFUSED)))
 	@$(STAGES)
-
-# Without xdist's reordering: a worker's engine for all of the run would start before those of other tests.
-PARTED = $(BIN)/pytest -n auto --dist loadgroup --no-loadscope-reorder
-
-engines: setup
-	$(PARTED) -m "variant and not models"
-	$(BIN)/pytest -m parallel
-
-large: setup
-	$(BIN)/pytest --large -m large
-
-models: setup
-	UPDATE_MODELS=1 $(BIN)/pytest tests/unit/engine/test_structures.py
-	$(BIN)/pytest -m own_engine tests/engine/test_architectures.py tests/engine/test_weights.py
-
-$(OLDEST): requirements/oldest.lock
-	$(BIN)/python -m pip install -qq --no-deps --upgrade --target $@ -r $<
-	@touch $@
-
-# In front of the other packages, which are new enough for it. Of tests that start engines of their own, those of
-# asynchronous claims. The functions by which three files lay out caches came later.
-compat: setup
-	@$(MAKE) --no-print-directory $(OLDEST)
-	PYTHONPATH="$(abspath $(OLDEST)):$$PYTHONPATH" $(BIN)/pytest -q -m "not own_engine" tests/unit/engine tests/engine \
-		$(addprefix --ignore tests/unit/engine/test_,paged_cache.py head_pages.py gpu_backends.py)
-
-test: lint
-	$(PARTED) -m "not models and not variant and not parallel and not (engine and gpu)"
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

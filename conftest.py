@@ -70,10 +70,6 @@ def engine(settings: Settings, model_dir: Path) -> Iterator[Engine]:
     shared.release()
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--large", action="store_true", help="run tests marked large, too")
-
-
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("engine") or item.get_closest_marker("own_engine"):
         cut_model()  # some suites name it without asking for a fixture
@@ -101,15 +97,10 @@ def _turn(item: pytest.Item) -> int:
 
 
 @pytest.hookimpl(tryfirst=True)  # xdist reads the groups
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """One worker has all tests of the run's engine."""
     items.sort(key=_turn)
     for item in items:
         if item.get_closest_marker("engine"):
             item.fixturenames.insert(0, "engine")  # type: ignore[attr-defined]  # else some suite would start one that serves only
             item.add_marker(pytest.mark.xdist_group("engine"))
-    if not config.getoption("--large"):
-        left_out = pytest.mark.skip(reason="large: runs with --large")
-        for item in items:
-            if item.get_closest_marker("large"):
-                item.add_marker(left_out)

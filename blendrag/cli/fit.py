@@ -85,7 +85,7 @@ def _on_log(cache_dir: Path, embedder: str) -> tuple[Trained | None, Learned | N
     from blendrag.forecast.log import PromptLog, log_file
     from blendrag.lab.eviction.fit_hazard import learn_table
     from blendrag.lab.eviction.fit_predictor import train_on_log
-    from blendrag.lab.eviction.readers import read_log
+    from blendrag.lab.eviction.trace import read_log
 
     path = log_file(cache_dir)
     if not path.exists():
@@ -124,4 +124,4 @@ def _say_quality(trained: Trained) -> None:
         return
     said = f"{found.log_loss:.3f} nats where the share of those that go on says {found.base:.3f}"
     what = f"{found.examples:,} prompts of {found.conversations:,} conversations, {found.goes_on:.0%} go on"
-    say(f"lpc: {what}: AUC {found.auc:.3f}, {said}")
+    say(f"lpc: {what}: {said}")

@@ -12,7 +12,7 @@ from blendrag.cli.console import err, interruptible, out, print_json
 from blendrag.progress import Progress, progress_bar
 
 if TYPE_CHECKING:
-    from blendrag.lab.report import Results
+    from blendrag.lab.results import Results
 
 R = TypeVar("R", bound="Results")
 
@@ -34,7 +34,7 @@ def measured(
     ``name`` are replaced.
     """
     from blendrag.lab.canvas import check_plot_path
-    from blendrag.lab.report import pasted
+    from blendrag.lab.results import pasted
 
     shown = pasted(table, name, paste)
     if plot:

@@ -70,5 +70,4 @@ ChunkTokens = Annotated[int, typer.Option(min=8, help="Tokens in a chunk.")]
 Ratios = Annotated[
     str | None, typer.Option(help="Recompute ratios, with commas between them.", metavar="A,B,...")
 ]
-Data = Annotated[Path | None, typer.Option(help="Text or JSONL file to take chunks from.", metavar="FILE")]
 Seed = Annotated[int, typer.Option(help="Of every random choice.")]

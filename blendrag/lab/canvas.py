@@ -7,7 +7,7 @@ from typing import Any
 
 from blendrag.errors import ConfigError
 from blendrag.lab import require
-from blendrag.lab.report import where
+from blendrag.lab.results import where
 from blendrag.machine import Machine
 
 INK = "#24292f"

@@ -8,6 +8,7 @@ over the questions of an article. Questions about one subject then find the same
 from __future__ import annotations
 
 import csv
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 
 from blendrag.embedder import Embedder
-from blendrag.errors import SourceError
+from blendrag.errors import ConfigError, SourceError
 from blendrag.lab.records import numbered_lines, problem_of, read_records, wrong_line
 from blendrag.models import resolve_embedder
 
@@ -97,6 +98,28 @@ def four_characters(text: str) -> int:
 def retrieved(corpus: Embedded, top_k: int) -> NDArray[np.int64]:
     """Return the chunks closest (cosine) to each question, closest first, [questions, top_k]."""
     return np.argsort(-(corpus.questions @ corpus.chunks.T), axis=1, kind="stable")[:, :top_k]
+
+
+@dataclass(frozen=True, slots=True)
+class RetrievedQuestion:
+    """A question as retrieval answers it. documents: numbers of paragraphs, closest first."""
+
+    text: str
+    documents: tuple[int, ...]
+
+
+def question_stream(
+    asked: Sequence[RetrievedQuestion], article: NDArray[np.int64], count: int, zipf: float | None, seed: int
+) -> list[RetrievedQuestion]:
+    """Return ``count`` of the questions, drawn by popularity, or each once. article: of each. Raises
+    ConfigError if there are too few."""
+    rng = np.random.default_rng(seed)
+    if zipf is None:
+        if count > len(asked):
+            raise ConfigError(f"{count:,} questions are needed, and there are {len(asked):,}")
+        return [asked[number] for number in rng.permutation(len(asked))[:count]]
+    popularity = Popularity(article, zipf, rng)
+    return [asked[popularity.draw()] for _ in range(count)]
 
 
 class Popularity:

@@ -11,21 +11,16 @@ import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from blendrag.errors import SourceError
 from blendrag.index.text import Unusable, decode
 
+Record = TypeVar("Record", bound=BaseModel)
+
 _GZIP_MAGIC = b"\x1f\x8b"
-
-
-def read_text(path: Path) -> str:
-    """Read a text file."""
-    with _readable(path):
-        data = path.read_bytes()
-        return decode(gzip.decompress(data) if data.startswith(_GZIP_MAGIC) else data)
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -45,7 +40,9 @@ def read_records(path: Path) -> list[tuple[str, Any]]:
 
     A file whose first line is an object by itself is JSON Lines. SQuAD's outer object is looked through.
     """
-    text = read_text(path)
+    with _readable(path):
+        data = path.read_bytes()
+        text = decode(gzip.decompress(data) if data.startswith(_GZIP_MAGIC) else data)
     lines = [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
     if lines and _is_object(lines[0][1]):
         found = [(f"line {number}", _parse(path, line, number)) for number, line in lines]
@@ -56,6 +53,15 @@ def read_records(path: Path) -> list[tuple[str, Any]]:
     if not isinstance(items, list):
         raise SourceError(f"{str(path)!r}: neither a list nor lines of JSON objects")
     return [(f"item {number}", item) for number, item in enumerate(items, start=1)]
+
+
+def records_of(path: Path, kind: type[Record]) -> Iterator[tuple[int, Record]]:
+    """Yield (number, record) of JSON Lines, each as ``kind`` has it."""
+    for number, line in numbered_lines(path):
+        try:
+            yield number, kind.model_validate_json(line)
+        except ValueError as error:
+            raise wrong_line(path, number, problem_of(error)) from None
 
 
 def wrong_line(path: Path, number: int, why: str) -> SourceError:

@@ -6,13 +6,11 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 
 from blendrag.lab.arms import PARTS, TOP, Sample
-
-T = TypeVar("T")
 
 _LEAST = 1e-12  # probability; keeps the logarithm finite
 
@@ -31,12 +29,12 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True)
-class Percentiles(Generic[T]):
+class Percentiles:
     """The 50th and the 95th percentile (linear between samples), and the largest."""
 
-    p50: T
-    p95: T
-    max: T
+    p50: float
+    p95: float
+    max: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +71,7 @@ def spread(values: Iterable[float]) -> Spread:
     return Spread(float(middle), float(low), float(high))
 
 
-def percentiles(values: Sequence[float]) -> Percentiles[float]:
+def percentiles(values: Sequence[float]) -> Percentiles:
     middle, high = np.percentile(values, (50, 95))
     return Percentiles(float(middle), float(high), float(max(values)))
 

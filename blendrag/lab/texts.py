@@ -1,16 +1,16 @@
-"""Real text to measure with: what every machine has, or a file of the user's."""
+"""Real text to measure with, which every machine has."""
 
 from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from blendrag.errors import ConfigError, SourceError
-from blendrag.lab.records import read_records, read_text
+from blendrag.errors import ConfigError
 from blendrag.prompt import encode_document
 from blendrag.prompt.template import decode as decode_tokens
 
@@ -50,36 +50,8 @@ def installed_texts() -> Iterator[str]:
         yield from licences(name)
 
 
-def file_texts(path: Path) -> list[str]:
-    """Return the texts in ``path``: a whole text file, or per record of a ``.jsonl`` file its field ``text``
-    (one text) or ``documents`` (several texts, or objects with a ``text``).
-
-    Raises SourceError, naming the file and the line.
-    """
-    if path.suffix.lower() not in (".jsonl", ".ndjson"):
-        return [read_text(path)]
-    texts: list[str] = []
-    for place, record in read_records(path):
-        try:
-            texts += _texts_of(record)
-        except ValueError as error:
-            raise SourceError(f"{str(path)!r}, {place}: {error}") from error
-    return texts
-
-
-def _texts_of(record: Any) -> list[str]:
-    if not isinstance(record, dict) or not record.keys() & {"text", "documents"}:
-        raise ValueError("not an object with a field 'text' or 'documents'")
-    texts = [record["text"]] if "text" in record else record["documents"]
-    texts = texts if isinstance(texts, list) else [texts]
-    texts = [item.get("text") if isinstance(item, dict) else item for item in texts]
-    if not all(isinstance(text, str) for text in texts):
-        raise ValueError("'text' must be a text, 'documents' a list of texts or of objects with a 'text'")
-    return texts
-
-
 def cut_chunks(
-    texts: Iterator[str] | Sequence[str], encode: Encode, chunk_tokens: int, *, least: int, most: int
+    texts: Iterable[str], encode: Encode, chunk_tokens: int, *, least: int, most: int
 ) -> list[tuple[int, ...]]:
     """Return up to ``most`` different chunks of exactly ``chunk_tokens`` tokens.
 
@@ -102,25 +74,16 @@ def cut_chunks(
     if len(found) < least:
         raise ConfigError(
             f"the text gives {len(found)} different chunks of {chunk_tokens} tokens, and {least} are needed:"
-            " give more text (--data), or ask for fewer or smaller chunks"
+            " ask for fewer or smaller chunks"
         )
     return list(found)[:most]
 
 
-def text_pieces(
-    tokenizer: Any, count: int, tokens: int, texts: Sequence[str] | None = None, least: int | None = None
-) -> list[tuple[int, ...]]:
+def text_pieces(tokenizer: Any, count: int, tokens: int, least: int | None = None) -> list[tuple[int, ...]]:
     """Return ``count`` different chunks of real text: which tokens deviate, and how scattered they are,
-    depends on it. texts: others than those of the installed packages. least: so many are enough.
-
-    Raises ConfigError if there is too little text.
-    """
-
-    def encode(text: str) -> Sequence[int]:
-        return encode_document(tokenizer, text)
-
-    source = installed_texts() if texts is None else texts
-    return cut_chunks(source, encode, tokens, least=count if least is None else least, most=count)
+    depends on it. least: so many are enough. Raises ConfigError if there is too little text."""
+    encode = partial(encode_document, tokenizer)
+    return cut_chunks(installed_texts(), encode, tokens, least=least or count, most=count)
 
 
 def questions_of(tokenizer: Any, tokens: int) -> list[str]:

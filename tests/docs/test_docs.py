@@ -98,7 +98,6 @@ def test_code_that_is_shown_runs(page: Path, folder: Path) -> None:
 
 
 @pytest.mark.engine
-@pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if needs_engine(page)], ids=name_of)
 def test_code_that_is_shown_runs_with_the_engine(
     page: Path,
@@ -188,7 +187,7 @@ def shown_default(name: str) -> str:
     return f"`{Settings.model_fields[name].default!r}`"
 
 
-def test_table_of_models_is_what_make_models_checks() -> None:
+def test_table_of_models_is_what_make_nightly_checks() -> None:
     shown = rows()
     assert list(shown) == [shape.title for shape in SHAPES]
     for shape in SHAPES:

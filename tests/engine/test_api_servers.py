@@ -18,7 +18,7 @@ import pytest
 from blendrag.models import DEFAULT_MODEL
 from served import COMPLETIONS, FILLER, KB, TEXTS, Server, text_of
 
-pytestmark = [pytest.mark.own_engine, pytest.mark.slow, pytest.mark.parallel]
+pytestmark = [pytest.mark.own_engine, pytest.mark.nightly(part="ranks")]
 
 Two = tuple[httpx.Client, httpx.Client]
 

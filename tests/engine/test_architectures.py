@@ -12,9 +12,12 @@ from blendrag.lab.doctor import REUSE, run_doctor
 from blendrag.lab.running import lab_engine
 from model_shapes import SHAPES, Shape, check_page
 
-pytestmark = [pytest.mark.own_engine, pytest.mark.variant, pytest.mark.slow]
+pytestmark = [pytest.mark.own_engine, pytest.mark.nightly]
 
-ALL = [pytest.param(each, id=str(each), marks=[] if each.always else pytest.mark.models) for each in SHAPES]
+ALL = [
+    pytest.param(each, id=str(each), marks=[] if each.always else pytest.mark.nightly(part="models"))
+    for each in SHAPES
+]
 FOUR = Sampling(max_tokens=4, other={"ignore_eos": True})
 
 

@@ -44,8 +44,7 @@ def test_arms_take_what_is_their_own_and_are_asked_at_the_same_rates(
         rates = [run["rate"] for run in arm["runs"]]
         assert len(rates) == 2 and rates == sorted(rates)
         for run in arm["runs"]:
-            assert run["requests"] > 0 and run["not_blended"] == 0 and 0 <= run["saturated"] <= 1
-            assert run["itl_ms"] is None or run["itl_ms"]["p50"] > 0
+            assert run["requests"] > 0 and run["not_blended"] == 0
     assert results["bound_ms"] == 2 * arms["full"]["alone"]["ttft_ms"]
     assert max(run["reused_tokens"] for run in arms["full"]["runs"]) == 0
     assert min(run["reused_tokens"] for run in arms["blended"]["runs"]) >= 2 * 64
@@ -82,7 +81,7 @@ def test_tree_takes_exact_kv_only_and_finds_it(
     assert engine.reset_prefix_cache(), "requests were left behind"
 
 
-def test_answers_and_short_prompts_have_times_and_leave_nothing_behind(
+def test_answers_have_times_and_leave_nothing_behind(
     engine: Engine, bench_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("blendrag.lab.bench.beside.DECODE_TOKENS", 12)  # so that one begins when one ends
@@ -91,7 +90,6 @@ def test_answers_and_short_prompts_have_times_and_leave_nothing_behind(
     assert list(conditions) == ["alone", "full", "blended", "slow", "ingest"]
     for name, found in conditions.items():
         assert 0 < found["itl_ms"]["p50"] <= found["itl_ms"]["p95"] <= found["itl_ms"]["max"]
-        assert found["short_ms"]["median"] > 0 < found["short_ratio"]["median"]
         assert (found["arrival_ms"] is None) == (name == "alone")
         times = [at for at, _ in results["trace"][name]]
         assert times == sorted(times) and times[-1] > 0

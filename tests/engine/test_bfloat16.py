@@ -10,7 +10,7 @@ import pytest
 
 from places import ROOT
 
-pytestmark = [pytest.mark.own_engine, pytest.mark.variant, pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.own_engine, pytest.mark.nightly, pytest.mark.timeout(1500)]
 
 
 def test_what_holds_in_float32_holds_in_bfloat16() -> None:

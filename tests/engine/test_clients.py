@@ -36,7 +36,7 @@ from lora_adapter import make_adapter
 from places import ROOT
 from served import COMPLETIONS, FILLER, KB, TEXTS, Server, text_of
 
-pytestmark = [pytest.mark.own_engine, pytest.mark.slow, pytest.mark.xdist_group("server-clients")]
+pytestmark = [pytest.mark.own_engine, pytest.mark.xdist_group("server-clients")]
 
 QUESTION = "When was Alpha2 founded?"
 Client = Callable[[str], tuple[str, dict[str, Any]]]
@@ -396,7 +396,7 @@ def test_every_client_gets_the_same_answer(clients: dict[str, Client]) -> None:
         assert len(set(texts.values())) == 1, texts
 
 
-@pytest.mark.parametrize("count", [4, pytest.param(20, marks=pytest.mark.large)])
+@pytest.mark.parametrize("count", [4, pytest.param(20, marks=pytest.mark.nightly(part="large"))])
 def test_clients_at_once_all_reuse_what_is_stored(
     clients: dict[str, Client], chat: RemoteChat, count: int
 ) -> None:

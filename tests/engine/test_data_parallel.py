@@ -12,7 +12,7 @@ import pytest
 
 from served import KB, TEXTS, Server, text_of
 
-pytestmark = [pytest.mark.own_engine, pytest.mark.slow, pytest.mark.parallel]
+pytestmark = [pytest.mark.own_engine, pytest.mark.nightly(part="ranks")]
 
 
 @pytest.fixture(scope="module")

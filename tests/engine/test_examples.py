@@ -45,7 +45,6 @@ def one_engine(
 
 
 @pytest.mark.engine
-@pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_example_that_is_shown_runs_and_reuses_documents(
     script: str, one_engine: None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -63,7 +62,6 @@ def test_example_that_is_shown_runs_and_reuses_documents(
 
 
 @pytest.mark.engine
-@pytest.mark.slow
 def test_notebook_that_is_shown_runs_and_computes_once(
     one_engine: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -29,8 +29,7 @@ from workbench import Bench, Prompt, distance
 
 pytestmark = [
     pytest.mark.own_engine,
-    pytest.mark.variant,
-    pytest.mark.slow,
+    pytest.mark.nightly,
     pytest.mark.xdist_group("kv-budget"),
 ]
 

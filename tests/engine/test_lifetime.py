@@ -23,7 +23,7 @@ from blendrag.settings import Settings
 from places import ROOT
 from served import START_S, Server
 
-pytestmark = [pytest.mark.own_engine, pytest.mark.slow]
+pytestmark = pytest.mark.own_engine
 
 # On purpose without `if __name__ == "__main__"`: questions asked at the top of a script, as in a notebook.
 SCRIPT = """
@@ -120,7 +120,7 @@ def load_slowly():
 """
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.variant)])
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)])
 def test_server_ended_while_it_loads_ends_and_leaves_no_process(
     tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch, how: signal.Signals
 ) -> None:
@@ -231,7 +231,7 @@ print("closed", flush=True)
 """
 
 
-@pytest.mark.variant
+@pytest.mark.nightly
 @pytest.mark.parametrize("which", ["Worker", "EngineCore"])
 def test_ingest_hears_of_an_engine_that_is_killed_and_goes_on_with_the_next(
     tmp_path: Path, model_dir: Path, which: str

@@ -20,7 +20,6 @@ pytestmark = pytest.mark.engine
 TINY = Grid((0, 128), (64, 256), ((1, 0), (2, 1)), (0.0, 1.0), 1)
 
 
-@pytest.mark.slow
 def test_profile_of_this_engine_is_used_and_leaves_nothing_behind(
     engine: Engine, settings: Settings, identity: KVIdentity, tmp_path: Path
 ) -> None:

@@ -16,13 +16,13 @@ import pytest
 from blendrag.eviction.fitted import Fitted, fitted_file, save_fitted
 from blendrag.forecast.features import features_of
 from blendrag.lab.eviction.fit_predictor import train_on_file
-from blendrag.lab.eviction.readers import read_log
+from blendrag.lab.eviction.trace import read_log
 from blendrag.models import DEFAULT_EMBEDDER, DEFAULT_MODEL
 from blendrag.settings import Settings
 from served import CHAT, COMPLETIONS, FILLER, KB, TEXTS, Server, text_of
 from word_embedder import write_dialogs
 
-pytestmark = [pytest.mark.own_engine, pytest.mark.slow, pytest.mark.xdist_group("server")]
+pytestmark = [pytest.mark.own_engine, pytest.mark.xdist_group("server")]
 
 TIERS = json.dumps([{"kind": "ram", "bytes": 2 << 30, "policy": "lpc"}, {"kind": "disk", "policy": "lpc"}])
 FORECAST_S = 60.0  # until a test gives up
@@ -310,7 +310,7 @@ def test_request_that_holds_too_much_is_refused_while_others_are_answered(
     assert slowest < 1.0  # 0.25, and the machine may be busy
 
 
-@pytest.mark.variant
+@pytest.mark.nightly
 def test_server_reuses_what_another_has_stored_in_a_tier_of_both(model_dir: Path, tmp_path: Path) -> None:
     shared = {"kind": "object", "url": f"file://{tmp_path}/shared", "write": "through"}
     tiers = json.dumps([{"kind": "ram"}, {"kind": "disk"}, shared])

@@ -18,7 +18,7 @@ import pytest
 from blendrag.models import DEFAULT_MODEL
 from served import COMPLETIONS, FILLER, TEXTS, Server, ended
 
-pytestmark = [pytest.mark.own_engine, pytest.mark.variant, pytest.mark.slow]
+pytestmark = [pytest.mark.own_engine, pytest.mark.nightly]
 
 STREAMS = 20
 DOCUMENTS = {f"{n}": f"The village of Delta{n} has {n} houses. {FILLER}" for n in range(120)}

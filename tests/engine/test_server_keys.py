@@ -21,8 +21,7 @@ from served import CHAT, COMPLETIONS, FILLER, KB, TEXTS, Server
 
 pytestmark = [
     pytest.mark.own_engine,
-    pytest.mark.variant,
-    pytest.mark.slow,
+    pytest.mark.nightly,
     pytest.mark.xdist_group("server-keys"),
 ]
 
@@ -305,7 +304,7 @@ RIGHT = {
 SLOW = {"n", "max_tokens", "max_completion_tokens", "best_of"}
 
 
-@pytest.mark.parametrize("count", [200, pytest.param(10_000, marks=pytest.mark.large)])
+@pytest.mark.parametrize("count", [200, pytest.param(10_000, marks=pytest.mark.nightly(part="large"))])
 def test_malformed_request_is_no_500_and_leaves_no_memory(ours: Server, count: int) -> None:
     schemas = ours.client.get("/openapi.json").json()["components"]["schemas"]
     names = {

@@ -22,7 +22,7 @@ from blendrag.cli.app import app
 from blendrag.models import DEFAULT_MODEL
 from served import COMPLETIONS, FILLER, TEXTS, Server
 
-pytestmark = [pytest.mark.own_engine, pytest.mark.slow, pytest.mark.large, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.own_engine, pytest.mark.nightly(part="large"), pytest.mark.timeout(1800)]
 
 LASTS_S = 600
 LOOKS_S = 5

@@ -15,8 +15,7 @@ from tree_tiers import tree_tiers
 
 pytestmark = [
     pytest.mark.own_engine,
-    pytest.mark.variant,
-    pytest.mark.slow,
+    pytest.mark.nightly,
     pytest.mark.xdist_group("server-tree"),
 ]
 

@@ -29,8 +29,7 @@ from workbench import Bench, Prompt, real_texts
 
 pytestmark = [
     pytest.mark.own_engine,
-    pytest.mark.slow,
-    pytest.mark.parallel,
+    pytest.mark.nightly(part="ranks"),
     pytest.mark.timeout(1500),
 ]
 

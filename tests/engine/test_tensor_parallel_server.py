@@ -15,8 +15,7 @@ from served import TEXTS, Server, text_of
 
 pytestmark = [
     pytest.mark.own_engine,
-    pytest.mark.slow,
-    pytest.mark.parallel,
+    pytest.mark.nightly(part="ranks"),
     pytest.mark.xdist_group("ranks"),
 ]
 

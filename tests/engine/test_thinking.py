@@ -14,8 +14,7 @@ from blendrag.errors import ConfigError
 
 pytestmark = [
     pytest.mark.own_engine,
-    pytest.mark.variant,
-    pytest.mark.slow,
+    pytest.mark.nightly,
     pytest.mark.xdist_group("thinking"),
 ]
 

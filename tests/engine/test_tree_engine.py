@@ -17,8 +17,7 @@ from workbench import real_texts
 
 pytestmark = [
     pytest.mark.own_engine,
-    pytest.mark.variant,
-    pytest.mark.slow,
+    pytest.mark.nightly,
     pytest.mark.xdist_group("tree-engine"),
 ]
 

@@ -18,7 +18,7 @@ from blendrag.settings import Settings
 from lora_adapter import make_adapter
 from quantised_model import FORMATS, small_model
 
-pytestmark = [pytest.mark.own_engine, pytest.mark.variant, pytest.mark.slow]
+pytestmark = [pytest.mark.own_engine, pytest.mark.nightly]
 
 OTHERS = ["gptq", "awq", "int4", "fp8 by rows"]
 REFUSED = {"fp8": "static_scaled_fp8_quant"}
@@ -34,7 +34,9 @@ def settings(model: Path, **options: Any) -> Settings:
     return Settings.load(model=str(model), max_model_len=2048, kv_cache_gib=1, **options)
 
 
-@pytest.mark.parametrize("name", ["int8", *(pytest.param(name, marks=pytest.mark.models) for name in OTHERS)])
+@pytest.mark.parametrize(
+    "name", ["int8", *(pytest.param(name, marks=pytest.mark.nightly(part="models")) for name in OTHERS)]
+)
 def test_quantised_weights_blend_to_full_prefill(tmp_path: Path, tokenizer: Any, name: str) -> None:
     model = small_model(tmp_path / "quantised", tokenizer, FORMATS[name])
     assert model_digest(model) != model_digest(small_model(tmp_path / "original", tokenizer))
@@ -42,7 +44,7 @@ def test_quantised_weights_blend_to_full_prefill(tmp_path: Path, tokenizer: Any,
     assert report.passed, [row for row in report.rows if not row.ok]
 
 
-@pytest.mark.models
+@pytest.mark.nightly(part="models")
 @pytest.mark.parametrize(("name", "lacks"), REFUSED.items())
 def test_weights_that_vllm_cannot_load_end_in_one_clear_line(
     tmp_path: Path, tokenizer: Any, name: str, lacks: str

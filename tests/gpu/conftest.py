@@ -1,5 +1,5 @@
 """What the stages of `make gpu` share: the engine that is measured, and a file for tables. Without a GPU the
-same tests run on small shapes, among all others."""
+same tests run on small shapes."""
 
 from __future__ import annotations
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
 
 from blendrag.engine.client.engine import Engine
 from blendrag.lab.bench.load import LoadOptions, run_load
@@ -17,13 +16,12 @@ from blendrag.lab.bench.load_report import print_load
 from blendrag.lab.bench.timed import exactly
 from blendrag.lab.bench.ttft import TtftOptions, run_ttft
 from blendrag.lab.bench.ttft_report import print_ttft
-from blendrag.lab.texts import text_pieces
 from blendrag.progress import SILENT
 from blendrag.settings import Settings
 from device import DEVICE
 from tables import Tables
 
-pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.engine]
+pytestmark = [pytest.mark.gpu, pytest.mark.engine]
 
 if DEVICE == "cuda":  # 4K, 8K and 32K tokens with all that stands around them
     CHUNK_TOKENS, CHUNKS, REPEATS, SECONDS, TOKENS, TRIES = 512, (8, 16, 62), 3, 4.0, 16, 2
@@ -43,24 +41,14 @@ def chunks(request: pytest.FixtureRequest, engine: Engine) -> int:
 
 
 def test_prompt_of_this_length_is_blended(
-    chunks: int, engine: Engine, settings: Settings, tables: Tables, tmp_path: Path
+    chunks: int, engine: Engine, settings: Settings, tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = TtftOptions(
-        "ratio", RATIOS, chunks, CHUNK_TOKENS, REPEATS, data=texts(engine, chunks, tmp_path), ingest=True
-    )
+    monkeypatch.setattr("blendrag.lab.bench.ttft._POOL", 1)  # no more is stored than a prompt has
+    options = TtftOptions("ratio", RATIOS, chunks, CHUNK_TOKENS, REPEATS, ingest=True)
     results = run_ttft(settings, options, SILENT)
     keep("ttft", results.to_dict())
     print_ttft(results, tables.console)
     assert {f"blend@{ratio:g}" for ratio in RATIOS} <= results.arms.keys()
-
-
-def texts(engine: Engine, count: int, folder: Path) -> Path:
-    """A file of as many chunks as a prompt has: by default, several times as many are stored."""
-    tokenizer = AutoTokenizer.from_pretrained(str(engine.model_path))
-    pieces = text_pieces(tokenizer, count, CHUNK_TOKENS * 5 // 4)
-    file = folder / "texts.jsonl"
-    file.write_text("".join(json.dumps({"text": tokenizer.decode(ids)}) + "\n" for ids in pieces))
-    return file
 
 
 def test_requests_of_this_length_are_blended_under_load(

@@ -20,10 +20,8 @@ from tables import Tables
 from workbench import Bench, Prompt, real_texts
 
 pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.slow,
     pytest.mark.own_engine,
-    pytest.mark.variant,
+    pytest.mark.nightly,
     pytest.mark.xdist_group("kv-budget"),
 ]
 

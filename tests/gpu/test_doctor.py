@@ -18,7 +18,7 @@ if DEVICE == "cuda":  # an engine for each
 else:
     BACKENDS, EAGER, ENGINE = ("CPU_ATTN",), (True,), "engine"
 
-pytestmark = [pytest.mark.gpu, pytest.mark.slow, getattr(pytest.mark, ENGINE)]
+pytestmark = [pytest.mark.gpu, getattr(pytest.mark, ENGINE)]
 
 
 def settings_of(backend: str, eager: bool, engine_options: dict[str, Any]) -> Settings:

@@ -27,7 +27,7 @@ from device import DEVICE
 from tables import Tables
 from workbench import Bench, Prompt, real_texts
 
-pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.engine]
+pytestmark = [pytest.mark.gpu, pytest.mark.engine]
 
 MAX_KL = 0.02  # as `blendrag doctor` has it
 TOKENS = 12  # of an answer

@@ -24,7 +24,6 @@ def script() -> dict[str, Any]:
     return runpy.run_path(str(SCRIPT), run_name="stages")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -56,7 +55,6 @@ def test_stages_take_no_longer_than_a_machine_is_lent_and_select_tests_that_exis
     assert all((ROOT / "tests" / test).exists() for stage in stages for test in stage.tests)
 
 
-@pytest.mark.slow
 def test_stage_leaves_its_own_tables_and_not_those_of_the_last_run(
     script: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -76,7 +74,6 @@ def test_stage_that_hangs_or_fails_lets_the_next_run(
     assert said in capfd.readouterr().out.splitlines()[-1]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("shape", "billions"), [("llama", 8.03), ("mistral", 7.38)])
 def test_model_of_a_shape_has_its_size(shape: str, billions: float, tokenizer: Any) -> None:
     from transformers import AutoModelForCausalLM
@@ -86,7 +83,6 @@ def test_model_of_a_shape_has_its_size(shape: str, billions: float, tokenizer: A
     assert sum(each.numel() for each in model.parameters()) / 1e9 == pytest.approx(billions, abs=0.01)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 def test_model_of_a_shape_can_be_opened(shape: str, tokenizer: Any, tmp_path: Path) -> None:
     small = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2}

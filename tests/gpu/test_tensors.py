@@ -32,8 +32,6 @@ from paged_cache import Cache
 from stores import Chunk, get, make_chunk, open_stack, put, register, wanted
 from tables import Tables
 
-pytestmark = pytest.mark.gpu
-
 if DEVICE == "cuda":  # one layer, or all, of Llama-3-8B
     LENGTHS, HEADS, KV_HEADS, SIZE, LAYERS, DTYPE = (4096, 32_768), 32, 8, 128, 32, torch.bfloat16
 else:  # Triton's interpreter is slow, and has no bfloat16

@@ -1,5 +1,5 @@
 """Where tests of tensors run: on a GPU if there is one. Triton's kernels run there, or by its interpreter,
-which has to be chosen before Triton is imported, as `make kernel` does it."""
+which has to be chosen before Triton is imported, as `make nightly PART=kernel` does it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
 
 _missing = find_spec("triton") is None
-needs_interpreter = pytest.mark.skipif(_missing or not INTERPRETED, reason="run by `make kernel`")
+needs_interpreter = pytest.mark.skipif(_missing or not INTERPRETED, reason="run by `make nightly`")
 needs_kernels = pytest.mark.skipif(
-    _missing or (DEVICE == "cpu" and not INTERPRETED), reason="run by `make kernel`, or on a GPU"
+    _missing or (DEVICE == "cpu" and not INTERPRETED), reason="run by `make nightly`, or on a GPU"
 )

@@ -20,6 +20,7 @@ from places import DOCS
 UPDATE = "UPDATE_PROMPTS"
 PAGE = DOCS / "recognition.md"
 _NEXT = "\n<<<<<<<< the next prompt >>>>>>>>\n"
+_PLACE = "<<<<<<<< document {} >>>>>>>>"
 _LEAST = 32  # tokens: shorter beginnings of a document are not reused
 
 QUESTION = "How long is the battery warranty?"
@@ -112,7 +113,7 @@ class Shapes:
         """``names``: text of a known document -> its name."""
         known = known_texts(library, names)
         prompts = [decode(library.tokenizer, request.token_ids) for request in requests]
-        self._check_snapshot(shape, prompts)
+        self._check_snapshot(shape, prompts, names)
 
         found, reused = [], 0
         for request in requests:
@@ -134,8 +135,11 @@ class Shapes:
         tokens = sum(len(by_name[name].token_ids) for name in shape.placed)
         self._rows[shape.title] = f"| {shape.title} | {reused} / {tokens} |"
 
-    def _check_snapshot(self, shape: Shape, prompts: Iterable[str]) -> None:
+    def _check_snapshot(self, shape: Shape, prompts: Iterable[str], names: dict[str, str]) -> None:
+        """In snapshots, names stand for known texts that are whole."""
         file, text = self._folder / f"{shape.name}.txt", _NEXT.join(prompts)
+        for known in sorted(names, key=len, reverse=True):  # some end with others
+            text = text.replace(known, _PLACE.format(names[known]))
         if os.environ.get(UPDATE):
             file.parent.mkdir(exist_ok=True)
             file.write_bytes(text.encode())

@@ -16,8 +16,6 @@ import torch
 from blendrag import machine
 from blendrag.errors import BlendragWarning
 
-pytestmark = pytest.mark.slow
-
 X86 = platform.machine().lower() in ("x86_64", "amd64")
 
 

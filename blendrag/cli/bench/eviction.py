@@ -50,8 +50,7 @@ def eviction(
 ) -> None:
     """Replay a trace through eviction policies: hit ratios, against LRU's and the optimum."""
     from blendrag.lab.eviction.compare import EvictionOptions, print_eviction, run_eviction
-    from blendrag.lab.eviction.source import open_source
-    from blendrag.lab.eviction.workloads import RetrievalLoad
+    from blendrag.lab.eviction.source import RetrievalLoad, open_source
 
     options = EvictionOptions.parse(sizes, policies, seeds, warmup)
     load = RetrievalLoad(seconds=seconds, zipf=zipf, paths=paths, turnovers=turnovers)

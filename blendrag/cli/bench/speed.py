@@ -61,7 +61,6 @@ def ttft(
     repeats: _Repeats = None,
     ratios: options.Ratios = None,
     model: options.Model = None,
-    data: options.Data = None,
     plot: options.Plot = None,
     json: options.Json = False,
     paste: options.Paste = None,
@@ -78,7 +77,7 @@ def ttft(
     settings = Settings.load(model=model, engine_args=PREFIX_CACHING)
     common = {"chunks": chunks, "chunk_tokens": chunk_tokens, "repeats": repeats, "seed": seed}
     if speculate:
-        others = {"axis": axis, "values": values, "ratios": ratios, "data": data, "plot": plot}
+        others = {"axis": axis, "values": values, "ratios": ratios, "plot": plot}
         early = _of_mode(SpeculateOptions, "--speculate", **common, **others)
         measured(
             lambda bar: run_speculate(settings, early, bar),
@@ -99,16 +98,14 @@ def ttft(
     else:
         raise ConfigError("--ratios does not go with --axis: give --axis ratio --values")
     all_arms = name == "ttft"
-    wanted = _of_mode(
-        TtftOptions, "", axis=chosen.name, values=at, data=data, ingest=all_arms, exact=all_arms, **common
-    )
+    wanted = _of_mode(TtftOptions, "", axis=chosen.name, values=at, ingest=all_arms, exact=all_arms, **common)
     measured(lambda bar: run_ttft(settings, wanted, bar), table, json, plot, draw, paste=paste, name=name)
 
 
 def load(
     beside: Annotated[
         bool,
-        typer.Option("--beside", help="What running answers, and a short prompt, lose beside long ones."),
+        typer.Option("--beside", help="What running answers lose beside long prompts."),
     ] = False,
     kv_budget: Annotated[
         int | None,

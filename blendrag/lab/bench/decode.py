@@ -19,10 +19,9 @@ from blendrag.lab.arms import check_blended, recipe_of, reset
 from blendrag.lab.bench.timed import Timed, ask_timed, exactly
 from blendrag.lab.experiment import in_turn
 from blendrag.lab.prompts import QUESTIONS, Prompt, PromptMaker, check_prompts
-from blendrag.lab.report import where
+from blendrag.lab.results import Setup, where
 from blendrag.lab.running import blending_engine
 from blendrag.lab.scratch import scratch_store
-from blendrag.lab.setup import Setup
 from blendrag.lab.statistics import Spread, spread
 from blendrag.lab.texts import text_pieces
 from blendrag.progress import Progress

@@ -4,28 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from blendrag.engine.client.engine import Engine
+from blendrag.engine.wire.recipe import Recipe
 from blendrag.errors import ConfigError
 from blendrag.lab.arms import recipe_of, reset
-from blendrag.lab.bench.open_loop import (
-    Alone,
-    Asked,
-    LoadArm,
-    OpenLoop,
-    Run,
-    Ways,
-    arrival_times,
-    compare_arms,
-)
-from blendrag.lab.experiment import in_turn
+from blendrag.lab.bench.open_loop import Alone, Asked, LoadArm, OpenLoop, Run, Ways, arrival_times
+from blendrag.lab.bench.timed import Timed
 from blendrag.lab.prompts import Prompt, PromptMaker, check_prompts
+from blendrag.lab.results import EngineResults, Setup
 from blendrag.lab.running import blending_engine
-from blendrag.lab.scratch import ScratchStore, scratch_store
-from blendrag.lab.setup import Setup
+from blendrag.lab.scratch import scratch_store
 from blendrag.lab.texts import text_pieces
 from blendrag.progress import Progress
 from blendrag.settings import Settings
@@ -58,17 +49,12 @@ class LoadOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class LoadResults:
+class LoadResults(EngineResults[LoadOptions]):
     """Results of ``bench load``. arms: full, prefix, blended. bound_ms: of p95 TTFT, twice full prefill's
     without load."""
 
     arms: dict[str, LoadArm]
     bound_ms: float
-    setup: Setup[LoadOptions]
-
-    def to_dict(self) -> dict[str, Any]:
-        arms = {name: asdict(arm) for name, arm in self.arms.items()}
-        return {"arms": arms, "bound_ms": self.bound_ms} | self.setup.to_dict()
 
 
 def run_load(settings: Settings, options: LoadOptions, progress: Progress) -> LoadResults:
@@ -85,38 +71,33 @@ def run_load(settings: Settings, options: LoadOptions, progress: Progress) -> Lo
             trials = maker.trials(store.chunks, options.chunks, PROMPTS, options.seed)
             prompts = [trial.prompt for trial in trials]
             check_prompts(prompts, engine.max_model_len, options.max_tokens)
-            ways = _ways(settings, store)
-            arms, bound_ms = asyncio.run(_measured(engine, prompts, ways, options, progress))
-        return LoadResults(arms, bound_ms, Setup.of(engine, settings, options, prompts))
+            load = _Load(engine, recipe_of(settings, store.id), prompts, options, progress)
+            arms, bound_ms = asyncio.run(load.measure(1, options.tries))
+            reset(engine)  # waits until it has let go of what was cut off
+        return LoadResults(arms, bound_ms, setup=Setup.of(engine, settings, options, prompts))
 
 
-def _ways(settings: Settings, store: ScratchStore) -> Ways[Prompt]:
-    """Return how each arm asks. Full prefill is a namespace of its own per request: nobody's KV is found
-    there. The engine's prefix caching is left as it is for the two others; it finds blended KV again, too."""
-    alone, recipe = itertools.count(), recipe_of(settings, store.id)
-    return {
-        "full": lambda prompt: Asked(prompt.token_ids, namespace=f"alone-{next(alone)}"),
-        "prefix": lambda prompt: Asked(prompt.token_ids),
-        "blended": lambda prompt: Asked(prompt.token_ids, replace(recipe, spans=prompt.spans)),
-    }
+class _Load(OpenLoop[Prompt]):
+    def __init__(
+        self, engine: Engine, recipe: Recipe, prompts: Sequence[Prompt], options: LoadOptions, bar: Progress
+    ) -> None:
+        """Full prefill is a namespace of its own per request: nobody's KV is found there. The engine's prefix
+        caching is left as it is for the two others; it finds blended KV again, too."""
+        self._prompts, self._options, alone = prompts, options, itertools.count()
+        ways: Ways[Prompt] = {
+            "full": lambda prompt: Asked(prompt.token_ids, namespace=f"alone-{next(alone)}"),
+            "prefix": lambda prompt: Asked(prompt.token_ids),
+            "blended": lambda prompt: Asked(prompt.token_ids, replace(recipe, spans=prompt.spans)),
+        }
+        super().__init__(engine, ways, options.max_tokens, bar)
 
+    async def one_by_one(self, arm: str, block: int) -> list[Timed]:
+        reset(self._engine)
+        asked = itertools.islice(itertools.cycle(self._prompts), _ALONE + 1)  # the first one warms up
+        return [await self.ask(arm, prompt) for prompt in asked][1:]
 
-async def _measured(
-    engine: Engine, prompts: Sequence[Prompt], ways: Ways[Prompt], options: LoadOptions, progress: Progress
-) -> tuple[dict[str, LoadArm], float]:
-    """Return the arms, and the bound."""
-    loop = OpenLoop(engine, ways, options.max_tokens)
-    alone: dict[str, Alone] = {}
-    for turn in in_turn(ways, range(1), progress, warm_up=0):
-        reset(engine)
-        asked = itertools.islice(itertools.cycle(prompts), _ALONE + 1)  # the first one warms up
-        alone[turn.key] = Alone.of([await loop.ask(turn.key, prompt) for prompt in asked][1:])
-    bound_ms = 2 * alone["full"].ttft_ms
-    runs: dict[str, list[Run]] = {arm: [] for arm in ways}
-    for turn in in_turn(ways, range(options.tries), progress, warm_up=0):
-        rate = _LEAST * _STEP**turn.trial * 1e3 / alone[turn.key].total_ms
-        times = arrival_times(rate, options.seconds, options.seed)
-        reset(engine)
-        runs[turn.key].append(await loop.run(turn.key, rate, prompts, times, options.seconds, bound_ms))
-    reset(engine)  # waits until it has let go of what was cut off
-    return compare_arms(alone, runs, bound_ms), bound_ms
+    async def at_rate(self, arm: str, number: int, alone: Mapping[str, Alone], bound_ms: float) -> Run:
+        seconds, rate = self._options.seconds, _LEAST * _STEP**number * 1e3 / alone[arm].total_ms
+        times = arrival_times(rate, seconds, self._options.seed)
+        reset(self._engine)
+        return await self.send(arm, rate, self._prompts, times, seconds, bound_ms)

@@ -9,12 +9,12 @@ from rich.console import Console
 from rich.table import Table
 
 from blendrag.lab import canvas
-from blendrag.lab.bench.beside import DECODES, INTO_S, SLOW_MB_S, BesideResults
+from blendrag.lab.bench.beside import DECODES, SLOW_MB_S, BesideResults
 from blendrag.lab.bench.load import PROMPTS, LoadResults
 from blendrag.lab.bench.open_loop import LoadArm
 from blendrag.lab.bench.tree import TreeResults
 from blendrag.lab.canvas import ARM_COLOURS, ARM_LABELS, INK
-from blendrag.lab.report import where
+from blendrag.lab.results import where
 from blendrag.tables import table_with
 
 _ROOM = 2.5  # of the bound: what is above is out of the picture, being a queue that only grows
@@ -44,11 +44,10 @@ _LABELS = {
 
 def load_tables(arms: Mapping[str, LoadArm], bound_ms: float) -> tuple[Table, Table]:
     """Return a table with a row per arm and rate; then one of what each arm can sustain."""
-    runs = table_with("arm", "rate/s", "done/s", "TTFT p50", "p95 ms", "ITL p50", "p95 ms", "queue")
+    runs = table_with("arm", "rate/s", "done/s", "TTFT p50", "p95 ms")
     best = table_with("arm", "alone ms", "sustained/s", "/ full", "/ prefix")
     for name, arm in arms.items():
         for run in arm.runs:
-            itl = run.itl_ms
             kept = run.ttft_ms.p95 <= bound_ms
             runs.add_row(
                 name,
@@ -56,8 +55,6 @@ def load_tables(arms: Mapping[str, LoadArm], bound_ms: float) -> tuple[Table, Ta
                 f"{run.completed_per_s:.2f}",
                 f"{run.ttft_ms.p50:,.0f}",
                 f"{run.ttft_ms.p95:,.0f}{'' if kept else ' >'}",
-                *(f"{itl.p50:,.0f}", f"{itl.p95:,.0f}") if itl else ("-", "-"),
-                f"{run.saturated:.0%}",
             )
         rate = f"{arm.per_s:.2f}" if arm.per_s else "none"
         best.add_row(
@@ -79,9 +76,8 @@ def print_load(results: LoadResults, console: Console) -> None:
         console.print(f"Of the blended arm {plain:,} requests were prefilled instead.", markup=False)
     console.print(
         f"Sustained: the most answers a second while p95 of TTFT is {results.bound_ms:,.0f} ms at most"
-        " (> marks more). TTFT: from when a request was due. ITL: between the tokens of an answer."
-        " queue: share of time in which requests waited for each other. alone: TTFT of requests one after"
-        f" another. {PROMPTS} prompts of {options.chunks} chunks of {options.chunk_tokens}"
+        " (> marks more). TTFT: from when a request was due. alone: TTFT of requests one after another."
+        f" {PROMPTS} prompts of {options.chunks} chunks of {options.chunk_tokens}"
         f" tokens, out of {options.pool} chunks: {setup.prompt_tokens[0]:,} to {setup.prompt_tokens[-1]:,}"
         f" tokens, answers of {options.max_tokens}; {options.seconds:g} s a rate;"
         f" {setup.settings.blending.recompute_ratio:.0%} recomputed. {where(setup.machine)}.",
@@ -139,26 +135,19 @@ def draw_load(results: LoadResults | TreeResults, path: Path) -> None:
 
 
 def print_beside(results: BesideResults, console: Console) -> None:
-    """Print a row per condition: running answers, a short prompt, and both by what they are alone."""
-    answers = table_with("beside", "it takes ms", "ITL p50", "p95", "max ms", "p95 / alone", "p10-p90")
-    short = table_with("beside", "short ms", "p10-p90", "/ alone", "p10-p90")
+    """Print a row per condition: running answers, and what they take by what they take alone."""
+    table = table_with("beside", "it takes ms", "ITL p50", "p95", "max ms", "p95 / alone", "p10-p90")
     for name, own in results.conditions.items():
         itl, takes = own.itl_ms, f"{own.arrival_ms.median:,.0f}" if own.arrival_ms else ""
-        of_answers, of_short = (
-            each.shown(".1f") if takes else ("", "") for each in (own.itl_p95_ratio, own.short_ratio)
-        )
-        answers.add_row(name, takes, *(f"{ms:,.0f}" for ms in (itl.p50, itl.p95, itl.max)), *of_answers)
-        short.add_row(name, *own.short_ms.shown(), *of_short)
-    for table in (answers, short):
-        console.print(table, markup=False)
+        to_alone = own.itl_p95_ratio.shown(".1f") if takes else ("", "")
+        table.add_row(name, takes, *(f"{ms:,.0f}" for ms in (itl.p50, itl.p95, itl.max)), *to_alone)
+    console.print(table, markup=False)
     setup, options = results.setup, results.setup.options
     console.print(
         f"ITL: between two tokens of {DECODES} running answers, alone, while a full prefill, a blend of the"
         f" same prompt, or one from a disk of {SLOW_MB_S} MB/s waits for its first token, or while its chunks"
-        " are stored. short: TTFT of a short plain prompt, sent to an engine that does nothing but such a one"
-        f" for {1e3 * INTO_S:.0f} ms. {options.repeats} repeats: {options.chunks} chunks of"
-        f" {options.chunk_tokens} tokens, {setup.settings.blending.recompute_ratio:.0%} recomputed."
-        f" {where(setup.machine)}.",
+        f" are stored. {options.repeats} repeats: {options.chunks} chunks of {options.chunk_tokens} tokens,"
+        f" {setup.settings.blending.recompute_ratio:.0%} recomputed. {where(setup.machine)}.",
         markup=False,
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
@@ -16,7 +17,9 @@ from blendrag.engine.wire.prefixes import PrefixPath
 from blendrag.engine.wire.recipe import Recipe
 from blendrag.errors import ConfigError
 from blendrag.lab.bench.timed import Timed, ask_timed, cancel, exactly
+from blendrag.lab.experiment import in_turn
 from blendrag.lab.statistics import Percentiles, percentiles
+from blendrag.progress import Progress
 
 P = TypeVar("P")
 
@@ -40,26 +43,20 @@ Ways = Mapping[str, Callable[[P], Asked]]  # by arm
 class Run:
     """One arm at one rate (requests a second), of the requests that were due after the warm-up.
 
-    unfinished: cut off. not_blended: with a recipe that the engine prefilled, wholly or in part.
+    not_blended: with a recipe that the engine prefilled, wholly or in part.
     reused_tokens, exact_tokens: means of what the engine did not compute itself, and what came from a tree.
-    ttft_ms: from when a request was due; each_ms: of each, in the order of arrival. itl_ms: between tokens of
-    one answer; None if no answer came to two. arrived_per_s, completed_per_s: requests due, and requests
-    (warm-up's, too) that ended. saturated: share of the time in which two or more requests waited for their
-    first token.
+    ttft_ms: from when a request was due; each_ms: of each, in the order of arrival.
+    completed_per_s: requests (warm-up's, too) that ended.
     """
 
     rate: float
     requests: int
-    unfinished: int
     not_blended: int
     reused_tokens: float
     exact_tokens: float
-    ttft_ms: Percentiles[float]
+    ttft_ms: Percentiles
     each_ms: list[float]
-    itl_ms: Percentiles[float] | None
-    arrived_per_s: float
     completed_per_s: float
-    saturated: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +88,40 @@ class LoadArm:
     vs_prefix: float | None
 
 
-class OpenLoop(Generic[P]):
-    """A sender of requests at given times. max_tokens: of every answer."""
+class OpenLoop(ABC, Generic[P]):
+    """A measurement of arms: asked one by one, then by requests at given times, at rates that rise.
 
-    def __init__(self, engine: Engine, ways: Ways[P], max_tokens: int) -> None:
-        self._engine, self._ways, self._sampling = engine, ways, exactly(max_tokens)
+    ways: how each arm asks. max_tokens: of every answer.
+    """
+
+    def __init__(self, engine: Engine, ways: Ways[P], max_tokens: int, progress: Progress) -> None:
+        self._engine, self._ways, self._progress = engine, ways, progress
+        self._sampling = exactly(max_tokens)
+
+    @abstractmethod
+    async def one_by_one(self, arm: str, block: int) -> list[Timed]:
+        """Ask a block of prompts one after another, without load."""
+
+    @abstractmethod
+    async def at_rate(self, arm: str, number: int, alone: Mapping[str, Alone], bound_ms: float) -> Run:
+        """Ask at the rate of this number, from 0."""
+
+    async def measure(
+        self, blocks: int, rates: int, *, past: bool = True
+    ) -> tuple[dict[str, LoadArm], float]:
+        """Return the arms, and the bound: twice full prefill's TTFT without load, or the slowest arm's. past:
+        whether an arm that did not keep to it is asked at higher rates."""
+        asked: dict[str, list[Timed]] = {arm: [] for arm in self._ways}
+        for turn in in_turn(self._ways, range(blocks), self._progress, warm_up=0):
+            asked[turn.key] += await self.one_by_one(turn.key, turn.trial)
+        alone = {arm: Alone.of(own) for arm, own in asked.items()}
+        bound_ms = 2 * slowest(alone).ttft_ms
+        runs: dict[str, list[Run]] = {arm: [] for arm in self._ways}
+        for turn in in_turn(self._ways, range(rates), self._progress, warm_up=0):
+            own = runs[turn.key]
+            if past or not own or own[-1].ttft_ms.p95 <= bound_ms:
+                own.append(await self.at_rate(turn.key, turn.trial, alone, bound_ms))
+        return compare_arms(alone, runs, bound_ms), bound_ms
 
     async def ask(self, arm: str, given: P, timed: Timed | None = None) -> Timed:
         """Send a prompt now, and wait for the answer."""
@@ -104,7 +130,7 @@ class OpenLoop(Generic[P]):
         await ask_timed(self._engine, asked.token_ids, sampling, timed, asked.recipe, asked.namespace)
         return timed
 
-    async def run(
+    async def send(
         self,
         arm: str,
         rate: float,
@@ -133,6 +159,11 @@ class OpenLoop(Generic[P]):
 
 
 # -- numbers ----------------------------------------------------------------------------------------------
+
+
+def slowest(alone: Mapping[str, Alone]) -> Alone:
+    """Return full prefill's times without load, or where it was not asked the slowest arm's."""
+    return alone.get("full") or max(alone.values(), key=lambda own: own.total_ms)
 
 
 def arrival_times(
@@ -167,34 +198,17 @@ def summarise_run(rate: float, requests: Sequence[Timed], begin: float, end: flo
     if not own:
         raise ConfigError("no request arrived after the warm-up: ask for more --seconds")
     first = [1e3 * ((request.tokens[0] if request.tokens else cut_off) - request.due) for request in own]
-    gaps = [after - before for request in own for before, after in request.gaps]
-    waits = [(request.due, request.tokens[0] if request.tokens else cut_off) for request in requests]
     ended = sum(request.done is not None and begin <= request.done < end for request in requests)
     return Run(
         rate=rate,
         requests=len(own),
-        unfinished=sum(request.done is None for request in own),
         not_blended=sum(bool(request.report and request.report.problem) for request in own),
         reused_tokens=float(np.mean([request.reused for request in own])),
         exact_tokens=float(np.mean([request.report.exact if request.report else 0 for request in own])),
         ttft_ms=percentiles(first),
         each_ms=first,
-        itl_ms=percentiles([1e3 * gap for gap in gaps]) if gaps else None,
-        arrived_per_s=len(own) / (end - begin),
         completed_per_s=ended / (end - begin),
-        saturated=overlap_share(waits, begin, end),
     )
-
-
-def overlap_share(waits: Iterable[tuple[float, float]], begin: float, end: float) -> float:
-    """Return the share of [begin, end] in which two or more of the intervals run."""
-    clipped = [(max(start, begin), min(stop, end)) for start, stop in waits]
-    edges = sorted(edge for start, stop in clipped if start < stop for edge in ((start, 1), (stop, -1)))
-    waiting, since, total = 0, begin, 0.0
-    for at, change in edges:
-        total += at - since if waiting >= 2 else 0.0
-        waiting, since = waiting + change, at
-    return total / (end - begin)
 
 
 def compare_arms(
@@ -202,16 +216,17 @@ def compare_arms(
 ) -> dict[str, LoadArm]:
     """Return what each arm sustains, and what that is of others'."""
     kept = {arm: [run for run in own if run.ttft_ms.p95 <= bound_ms] for arm, own in runs.items()}
-    best = {arm: max((run.completed_per_s for run in own), default=0.0) for arm, own in kept.items()}
+    best = {arm: max((run.completed_per_s for run in own), default=None) for arm, own in kept.items()}
 
     def against(arm: str, other: str) -> float | None:
-        return best[arm] / best[other] if best[arm] and best.get(other) else None
+        one, rival = best[arm], best.get(other)
+        return one / rival if one and rival else None
 
     return {
         arm: LoadArm(
             alone=alone[arm],
             runs=own,
-            per_s=best[arm] or None,
+            per_s=best[arm],
             past=len(kept[arm]) < len(own),
             vs_full=against(arm, "full"),
             vs_prefix=against(arm, "prefix"),

@@ -7,9 +7,8 @@ import random
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 from rich.console import Console
 
@@ -20,10 +19,9 @@ from blendrag.lab.arms import reset
 from blendrag.lab.bootstrap import Interval, difference
 from blendrag.lab.experiment import in_turn
 from blendrag.lab.prompts import QUESTIONS, PromptMaker
-from blendrag.lab.report import where
+from blendrag.lab.results import EngineResults, Setup, where
 from blendrag.lab.running import blending_engine
 from blendrag.lab.scratch import temporary_folder
-from blendrag.lab.setup import Setup
 from blendrag.lab.texts import text_pieces
 from blendrag.progress import SILENT, Progress
 from blendrag.prompt import decode
@@ -62,12 +60,8 @@ class Waited:
 
 
 @dataclass(frozen=True, slots=True)
-class SpeculateResults:
+class SpeculateResults(EngineResults[SpeculateOptions]):
     waits: tuple[Waited, ...]
-    setup: Setup[SpeculateOptions]
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"waits": [asdict(wait) for wait in self.waits]} | self.setup.to_dict()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +96,7 @@ def run_speculate(settings: Settings, options: SpeculateOptions, progress: Progr
             plain = took[None]
             saved = {accepted: difference(plain, took[accepted]) for accepted in ACCEPTED}
             waits.append(Waited(wait_s, median(plain) - wait_s, saved))
-        return SpeculateResults(tuple(waits), Setup.of(engine, settings, options, ()))
+        return SpeculateResults(tuple(waits), setup=Setup.of(engine, settings, options, ()))
 
 
 @contextmanager

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from blendrag.engine.client.engine import Engine
+from blendrag.engine.wire.recipe import Recipe
 from blendrag.errors import ConfigError
 from blendrag.eviction import make_policy
 from blendrag.lab.arms import recipe_of, reset
@@ -23,25 +23,29 @@ from blendrag.lab.bench.open_loop import (
     Run,
     Ways,
     arrival_times,
-    compare_arms,
+    slowest,
 )
-from blendrag.lab.bench.retrieval import Retrieval, RetrievedQuestion
 from blendrag.lab.bench.timed import Timed
 from blendrag.lab.bootstrap import Interval, ratio
 from blendrag.lab.eviction.replay import replay
 from blendrag.lab.eviction.trace import Request, RequestTrace
-from blendrag.lab.experiment import in_turn
 from blendrag.lab.prompts import Prompt, PromptMaker, check_prompts
-from blendrag.lab.questions import read_azure
+from blendrag.lab.questions import (
+    RetrievedQuestion,
+    embedded,
+    question_stream,
+    read_azure,
+    read_questions,
+    retrieved,
+)
+from blendrag.lab.results import EngineResults, Setup
 from blendrag.lab.running import blending_engine
 from blendrag.lab.scratch import ScratchStore, ram_of, scratch_store, scratch_tree
-from blendrag.lab.setup import Setup
 from blendrag.progress import Progress
 from blendrag.prompt import PromptPlan, encode_document
 from blendrag.prompt.plan import Segment
 from blendrag.serving.prefixes import Prefixes
 from blendrag.settings import PREFIX_CACHING, Settings
-from blendrag.store.contexts import Chunk
 from blendrag.store.stack import TierSpec
 from blendrag.tree import Nodes, path_of
 
@@ -53,6 +57,7 @@ _BLOCKS = 2  # blocks of questions one after another: each arm has one turn in e
 ARMS = ("full", "prefix", "tree", "blended", "unmixed", "both")
 """Names of the arms. unmixed: as ``both``, but what is not all in the tree is blended from its beginning."""
 AGAINST = {"tree": "prefix", "unmixed": "blended", "both": "blended"}
+MakePrompt = Callable[[RetrievedQuestion], Prompt]
 _OWN_TREE = ("tree", "unmixed", "both")
 
 
@@ -98,7 +103,7 @@ class Compared:
 
 
 @dataclass(frozen=True, slots=True)
-class TreeResults:
+class TreeResults(EngineResults[TreeOptions]):
     """Results of ``bench tree``. arms: as in :class:`LoadResults`, at the same rates until one is past its
     bound. documents: how many, and their tokens. bound_ms: of p95 TTFT, twice full prefill's without load."""
 
@@ -106,16 +111,6 @@ class TreeResults:
     compared: list[Compared]
     documents: tuple[int, int]
     bound_ms: float
-    setup: Setup[TreeOptions]
-
-    def to_dict(self) -> dict[str, Any]:
-        found = {name: asdict(arm) for name, arm in self.arms.items()}
-        return {
-            "arms": found,
-            "compared": [asdict(one) for one in self.compared],
-            "documents": self.documents,
-            "bound_ms": self.bound_ms,
-        } | self.setup.to_dict()
 
 
 def run_tree(settings: Settings, options: TreeOptions, progress: Progress) -> TreeResults:
@@ -126,23 +121,35 @@ def run_tree(settings: Settings, options: TreeOptions, progress: Progress) -> Tr
     """
     progress.note(f"reading {options.data}")
     recorded = read_azure(options.arrivals) if options.arrivals else None
-    retrieval = Retrieval.read(options.data, options.articles, options.top_k, settings.embedder)
+    questions = read_questions(options.data, options.articles)
+    if len(questions.paragraphs) < options.top_k:
+        raise ConfigError(
+            f"--top-k {options.top_k}: {options.data} has {len(questions.paragraphs)} paragraphs there"
+        )
+    corpus = embedded(questions, settings.embedder)
+    texts = itertools.chain.from_iterable(questions.asked)
+    found = retrieved(corpus, options.top_k).tolist()
+    asked = [RetrievedQuestion(text, tuple(own)) for text, own in zip(texts, found, strict=True)]
     each = 2 * options.requests  # more than any rate's arrivals
     count = options.alone + options.tries * each
-    earlier = options.earlier if options.zipf is not None else len(retrieval.asked) - count
-    stream = retrieval.stream(max(0, earlier) + count, options.zipf, options.seed)
+    earlier = options.earlier if options.zipf is not None else len(asked) - count
+    stream = question_stream(asked, corpus.article, max(0, earlier) + count, options.zipf, options.seed)
     with blending_engine(_small_pool(settings, options.pool), progress) as engine, ExitStack() as exits:
         maker = PromptMaker.of(engine, settings)
         ids = [
-            tuple(encode_document(maker.tokenizer, text)[: options.chunk_tokens]) for text in retrieval.texts
+            tuple(encode_document(maker.tokenizer, text)[: options.chunk_tokens])
+            for text in questions.paragraphs
         ]
         progress.note("ingest")
         store = exits.enter_context(scratch_store(engine, settings, tier=TierSpec(kind="ram")))
         chunks = [store.document([own])[0] for own in ids]
         store.register("documents", chunks)
         store.fill(chunks)
-        prompts = _Prompts(maker, chunks)
-        check_prompts(map(prompts.of, stream[:200]), engine.max_model_len, options.max_tokens)
+
+        def make(question: RetrievedQuestion) -> Prompt:
+            return maker.make([chunks[number] for number in question.documents], question.text)
+
+        check_prompts(map(make, stream[:200]), engine.max_model_len, options.max_tokens)
         trees = {
             arm: exits.enter_context(_tree(engine, settings, store, options.tree))
             for arm in options.arms
@@ -150,15 +157,16 @@ def run_tree(settings: Settings, options: TreeOptions, progress: Progress) -> Tr
         }
         progress.note("earlier questions")
         recipe = recipe_of(settings, store.id)
-        _leave(stream[:-count], prompts, trees, options.tree, ram_of(settings).policy, recipe)
-        measurement = _Measurement(engine, prompts, trees, recipe, stream, count, recorded, options, progress)
-        arms, bound_ms = asyncio.run(measurement.measure())
+        first = len(stream) - count
+        _leave(stream[:first], make, trees, options.tree, ram_of(settings).policy, recipe)
+        load = _TreeLoad(engine, make, trees, recipe, stream, first, recorded, options, progress)
+        arms, bound_ms = asyncio.run(load.measure(_BLOCKS, options.tries, past=False))
         return TreeResults(
             arms,
             list(_compare(arms)),
             (len(chunks), sum(len(chunk.token_ids) for chunk in chunks)),
             bound_ms,
-            Setup.of(engine, settings, options, map(prompts.of, stream[-count:])),
+            setup=Setup.of(engine, settings, options, map(make, stream[first:])),
         )
 
 
@@ -169,16 +177,6 @@ def _small_pool(settings: Settings, tokens: int) -> Settings:
     return settings.model_copy(
         update={"engine_args": settings.engine_args | blocks | PREFIX_CACHING, "max_model_len": window}
     )
-
-
-class _Prompts:
-    """Questions as prompts. chunks: of the documents, by number."""
-
-    def __init__(self, maker: PromptMaker, chunks: Sequence[Chunk]) -> None:
-        self._maker, self._chunks = maker, chunks
-
-    def of(self, question: RetrievedQuestion) -> Prompt:
-        return self._maker.make([self._chunks[number] for number in question.documents], question.text)
 
 
 def plan_of(prompt: Prompt) -> PromptPlan:
@@ -222,17 +220,17 @@ def held_nodes(paths: Iterable[Nodes], tokens: int, policy: str, block: int) -> 
 
 def _leave(
     earlier: Sequence[RetrievedQuestion],
-    prompts: _Prompts,
+    make: MakePrompt,
     trees: Mapping[str, Prefixes],
     tokens: int,
     policy: str,
-    recipe: Any,
+    recipe: Recipe,
 ) -> None:
     """Have the trees hold what they would after these questions, which are replayed, not asked."""
     if not trees:
         return
     some = next(iter(trees.values()))
-    made = {question.documents: prompts.of(question) for question in earlier}
+    made = {question.documents: make(question) for question in earlier}
     paths = {
         documents: path_of(some.tree.identity, prompt.token_ids, prompt.spans)
         for documents, prompt in made.items()
@@ -258,69 +256,53 @@ def _leave(
 # -- the runs ---------------------------------------------------------------------------------------------
 
 
-class _Measurement:
+class _TreeLoad(OpenLoop[RetrievedQuestion]):
     def __init__(
         self,
         engine: Engine,
-        prompts: _Prompts,
+        make: MakePrompt,
         trees: Mapping[str, Prefixes],
-        recipe: Any,
+        recipe: Recipe,
         stream: Sequence[RetrievedQuestion],
-        count: int,
+        first: int,
         recorded: Sequence[float] | None,
         options: TreeOptions,
         progress: Progress,
     ) -> None:
-        self._engine, self._prompts, self._trees, self._recipe = engine, prompts, trees, recipe
-        self._stream, self._first = stream, len(stream) - count
-        self._recorded, self._options, self._progress = recorded, options, progress
-        self._alone = itertools.count()
+        """Begin with the question of number ``first``: those before were earlier."""
+        self._make, self._trees, self._recipe = make, trees, recipe
+        self._stream, self._first, self._recorded, self._options = stream, first, recorded, options
+        alone = itertools.count()
         every: Ways[RetrievedQuestion] = {
-            "full": lambda q: Asked(prompts.of(q).token_ids, namespace=f"alone-{next(self._alone)}"),
-            "prefix": lambda q: Asked(prompts.of(q).token_ids),
+            "full": lambda q: Asked(make(q).token_ids, namespace=f"alone-{next(alone)}"),
+            "prefix": lambda q: Asked(make(q).token_ids),
             "tree": lambda q: self._exact("tree", q, blends=False),
-            "blended": lambda q: self._blended(prompts.of(q)),
+            "blended": lambda q: self._blended(make(q)),
             "unmixed": lambda q: self._exact("unmixed", q, blends=True, mixes=False),
             "both": lambda q: self._exact("both", q, blends=True),
         }
-        self._ways = {arm: every[arm] for arm in options.arms}
-        self._loop = OpenLoop(engine, self._ways, options.max_tokens)
+        super().__init__(engine, {arm: every[arm] for arm in options.arms}, options.max_tokens, progress)
 
-    async def measure(self) -> tuple[dict[str, LoadArm], float]:
-        """Return the arms, and the bound."""
-        options = self._options
-        asked: dict[str, list[Timed]] = {arm: [] for arm in self._ways}
-        part = options.alone // _BLOCKS
-        for turn in in_turn(self._ways, range(_BLOCKS), self._progress, warm_up=0):
-            asked[turn.key] += await self._one_by_one(turn.key, self._first + turn.trial * part, part)
-        alone = {arm: Alone.of(own) for arm, own in asked.items()}
-        slowest = max(alone, key=lambda arm: alone[arm].total_ms)
-        base = 1e3 / alone["full" if "full" in alone else slowest].total_ms
-        bound_ms = 2 * alone["full" if "full" in alone else slowest].ttft_ms
-        runs: dict[str, list[Run]] = {arm: [] for arm in self._ways}
-        for turn in in_turn(self._ways, range(options.tries), self._progress, warm_up=0):
-            own = runs[turn.key]
-            if not own or own[-1].ttft_ms.p95 <= bound_ms:
-                own.append(await self._run(turn.key, turn.trial, base * _LEAST * _STEP**turn.trial, bound_ms))
-        return compare_arms(alone, runs, bound_ms), bound_ms
-
-    async def _one_by_one(self, arm: str, first: int, count: int) -> list[Timed]:
+    async def one_by_one(self, arm: str, block: int) -> list[Timed]:
         """Ask questions one by one, with time to grow in between."""
+        count = self._options.alone // _BLOCKS
+        first = self._first + block * count
         await self._prepare(arm, first)
         found = []
         for question in self._stream[first : first + count]:
-            found.append(await self._loop.ask(arm, question))
+            found.append(await self.ask(arm, question))
             if arm in self._trees:
                 await asyncio.to_thread(self._trees[arm].growth.wait)
         return found
 
-    async def _run(self, arm: str, number: int, rate: float, bound_ms: float) -> Run:
+    async def at_rate(self, arm: str, number: int, alone: Mapping[str, Alone], bound_ms: float) -> Run:
         options = self._options
+        rate = _LEAST * _STEP**number * 1e3 / slowest(alone).total_ms
         seconds = options.requests / rate
         times = arrival_times(rate, seconds, options.seed, self._recorded)
         first = self._first + options.alone + number * 2 * options.requests
         await self._prepare(arm, first)
-        run = await self._loop.run(arm, rate, self._stream[first:], times, seconds, bound_ms)
+        run = await self.send(arm, rate, self._stream[first:], times, seconds, bound_ms)
         if arm in self._trees:  # or it would grow beside another arm
             await asyncio.to_thread(self._trees[arm].growth.finish)
         return run
@@ -331,14 +313,14 @@ class _Measurement:
         room = self._options.pool // self._options.chunk_tokens  # documents
         before = -(-room // self._options.top_k) if arm == "prefix" else 1
         for question in self._stream[max(0, first - before) : first]:
-            await self._loop.ask(arm, question)
+            await self.ask(arm, question)
 
     def _blended(self, prompt: Prompt) -> Asked:
         return Asked(prompt.token_ids, replace(self._recipe, spans=prompt.spans))
 
     def _exact(self, arm: str, question: RetrievedQuestion, *, blends: bool, mixes: bool = True) -> Asked:
         """Return how a prompt is asked with exact prefixes, as serving decides."""
-        prompt, prefixes = self._prompts.of(question), self._trees[arm]
+        prompt, prefixes = self._make(question), self._trees[arm]
         recipe = replace(self._recipe, spans=prompt.spans) if blends else None
         path, recipe = prefixes.path(plan_of(prompt), recipe)
         if recipe is not None and not mixes:

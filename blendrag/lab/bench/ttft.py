@@ -7,20 +7,18 @@ import random
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from blendrag.lab.arms import Arm, BlendedPrefill, ExactPrefix, FullPrefill, PrefixCaching, recipe_of
 from blendrag.lab.bench.axes import AXES, Axis, Point, Value, tiers_of
-from blendrag.lab.bench.codecs import EXACT, CodecCost, measure_codecs
-from blendrag.lab.bench.ingest import IngestCost, measure_ingest
+from blendrag.lab.bench.costs import EXACT, CodecCost, IngestCost, measure_codecs, measure_ingest
 from blendrag.lab.experiment import measure
 from blendrag.lab.prompts import QUESTIONS, PromptMaker, Trial, check_prompts
+from blendrag.lab.results import Setup
 from blendrag.lab.running import blending_engine
 from blendrag.lab.scratch import ScratchStore, ScratchTree, scratch_store, scratch_tree
-from blendrag.lab.setup import Setup
 from blendrag.lab.statistics import Summary, mean_kl, summarise
-from blendrag.lab.texts import file_texts, questions_of, text_pieces
+from blendrag.lab.texts import questions_of, text_pieces
 from blendrag.progress import Progress
 from blendrag.select import make_selector
 from blendrag.settings import Settings
@@ -33,15 +31,13 @@ _POOL = 4  # chunks in a store, per chunk of the largest prompt, or prompt of th
 @dataclass(frozen=True, slots=True)
 class TtftOptions:
     """Options of ``bench ttft``: the axis of this name at ``values``. chunks, chunk_tokens: of every prompt,
-    unless they are what is varied. data: a text or JSONL file instead of the built-in text. ingest: what
-    filling a store costs, too. exact: exact prefixes, too."""
+    unless they are what is varied. ingest: what filling a store costs, too. exact: exact prefixes, too."""
 
     axis: str
     values: tuple[Value, ...]
     chunks: int = 6
     chunk_tokens: int = 512
     repeats: int = 5
-    data: Path | None = None
     seed: int = 0
     ingest: bool = False
     exact: bool = False
@@ -82,7 +78,6 @@ def run_ttft(settings: Settings, options: TtftOptions, progress: Progress) -> Tt
     Raises ConfigError, SourceError, ModelError, PromptTooLongError, StoreError, EngineError.
     """
     make_selector(settings.blending)  # what is wrong is told before the long start
-    texts = file_texts(options.data) if options.data else None
     start = Point(options.chunks, options.chunk_tokens, settings.blending.recompute_ratio, settings.codec)
     axis = AXES[options.axis]
     points = {value: axis.at(start, value) for value in options.values}
@@ -93,7 +88,7 @@ def run_ttft(settings: Settings, options: TtftOptions, progress: Progress) -> Tt
         pieces = [
             piece
             for tokens in sorted({point.chunk_tokens for point in points.values()})
-            for piece in text_pieces(maker.tokenizer, _POOL * most, tokens, texts, least=most)
+            for piece in text_pieces(maker.tokenizer, _POOL * most, tokens, least=most)
         ]
         cost = measure_ingest(engine, settings, pieces, progress) if options.ingest else None
         stores: dict[tuple[str, str], ScratchStore] = {}

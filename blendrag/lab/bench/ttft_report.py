@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from blendrag.lab import canvas
 from blendrag.lab.arms import PARTS
 from blendrag.lab.bench.ttft import ARMS, TtftResults
 from blendrag.lab.canvas import ARM_COLOURS, ARM_LABELS, INK
-from blendrag.lab.report import where
+from blendrag.lab.results import where
 from blendrag.lab.statistics import Summary
 from blendrag.tables import table_with
 
@@ -78,7 +77,7 @@ def _split(first: str, arms: Iterable[tuple[str, Summary]]) -> Table:
 def _codecs(results: TtftResults) -> Iterable[Table]:
     if not results.codecs:
         return
-    table = table_with("codec", "B/token", "smaller", "K error", "V error", "encode GB/s", "decode GB/s")
+    table = table_with("codec", "B/token", "smaller", "K error", "V error")
     drift = table_with("codec", "reuse KL from raw", "blended KL from raw")
     most = max(cost.bytes_per_token for cost in results.codecs.values())
     for name, cost in results.codecs.items():
@@ -88,8 +87,6 @@ def _codecs(results: TtftResults) -> Iterable[Table]:
             f"{most / cost.bytes_per_token:.2f}x",
             f"{cost.k_error:.2%}",
             f"{cost.v_error:.2%}",
-            f"{cost.encode_gb_s:.2f}",
-            f"{cost.decode_gb_s:.2f}",
         )
         drift.add_row(name, *(f"{kl:.4f}" for kl in cost.kl_from_exact.values()))
     yield from (table, drift)
@@ -196,19 +193,9 @@ def draw_sweep(results: TtftResults, path: Path) -> None:
             axes.fill_between(at, low, high, color=colour, alpha=0.2, linewidth=0)
     for axes in panels:
         axes.set_ylim(bottom=0)
-        axes.set_xticks(at, _labels(numbers) if numbers else values)
+        if not numbers:
+            axes.set_xticks(at, values)
     canvas.finish_axes(panels[0], "Time to first token", results.axis.label, "s (median, p10 to p90)")
     canvas.finish_axes(panels[1], "Full prefill / arm", results.axis.label, "times")
     canvas.add_legend(figure, panels[0])
     canvas.save(figure, path, results.setup.machine)
-
-
-def _labels(values: Sequence[float]) -> list[str]:
-    """Return a label per value; none where it would stand on the one before."""
-    room = (max(values) - min(values)) / 15
-    labels: list[str] = []
-    last = -math.inf
-    for value in values:
-        labels.append(f"{value:g}" if value - last >= room else "")
-        last = value if labels[-1] else last
-    return labels

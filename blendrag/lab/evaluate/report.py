@@ -8,7 +8,7 @@ from blendrag.lab.bootstrap import Interval
 from blendrag.lab.evaluate.arms import FULL
 from blendrag.lab.evaluate.decoding import DECODING_LEGEND, decoding_table
 from blendrag.lab.evaluate.run import Evaluation
-from blendrag.lab.report import where
+from blendrag.lab.results import where
 from blendrag.tables import table_with
 
 

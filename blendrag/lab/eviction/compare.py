@@ -11,17 +11,15 @@ from rich.console import Console
 
 from blendrag.errors import ConfigError
 from blendrag.eviction import POLICIES, make_policy
-from blendrag.eviction.hazard import Hazard
 from blendrag.eviction.lpc_plus import LPCPlus
-from blendrag.lab.eviction.belady import optimum
 from blendrag.lab.eviction.fit_hazard import learned
-from blendrag.lab.eviction.replay import ReplayOutcome, replay
+from blendrag.lab.eviction.replay import optimum, replay
 from blendrag.lab.eviction.source import TraceSource
 from blendrag.lab.eviction.trace import RequestTrace
 from blendrag.progress import Progress
 from blendrag.tables import table_with
 
-LRU, LEARNED, ORACLE, OPTIMAL = "lru", "lpc+", "oracle", "optimal"
+LRU, LEARNED, ORACLE, OPTIMAL = "lru", "lpc+", "oracle", "optimal"  # the last two are no policies
 
 _LEAST_GAP = 0.005  # smallest difference of hit ratio of which shares say something
 
@@ -47,10 +45,11 @@ class EvictionOptions:
             raise ConfigError(f"--sizes {sizes}: not whole numbers with commas between them") from None
         if numbers[0] < 1:
             raise ConfigError(f"--sizes {sizes}: a cache must hold 1 or more")
-        names = [word.strip() for word in policies.split(",")] if policies else sorted(POLICIES)
+        known = sorted(POLICIES)
+        names = [word.strip() for word in policies.split(",")] if policies else known
         for name in names:
-            if name not in POLICIES:
-                raise ConfigError(f"--policies: unknown {name!r}; there are {', '.join(sorted(POLICIES))}")
+            if name not in known:
+                raise ConfigError(f"--policies: unknown {name!r}; there are {', '.join(known)}")
         return cls(tuple(numbers), tuple(dict.fromkeys(names)), seeds, warmup)
 
 
@@ -59,31 +58,26 @@ class EvictionResults:
     """Results by policy, for each size. policies: token hit ratios, means over traces. closed: share of the
     way from LRU to the optimum; None where there is hardly any, empty without LRU.
 
-    trace: its name; unit: of sizes; requests: in a trace; traces: how many. notes: what a reader should know.
+    config: the trace's name and the unit of sizes; requests in a trace, and how many traces. notes: what a
+    reader should know.
     """
 
     sizes: tuple[int, ...]
     policies: dict[str, list[float]]
     closed: dict[str, list[float | None]]
-    trace: str
-    unit: str
-    requests: int
-    traces: int
+    config: dict[str, Any]
     notes: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        found = asdict(self)
-        config = {name: found.pop(name) for name in ("trace", "unit", "requests", "traces")}
-        return found | {"config": config}
+        return asdict(self)
 
 
 def run_eviction(source: TraceSource, options: EvictionOptions, progress: Progress) -> EvictionResults:
     """Replay everything. Beside the policies there are always the optimum, and where the trace says which
     conversations go on, the oracle, which is LPC with those for its forecasts."""
     traces = [source.trace(seed) for seed in range(options.seeds if source.generated else 1)]
-    for trace in traces:
-        if not trace.requests:
-            raise ConfigError("the trace holds no requests: make it longer")
+    if not all(trace.requests for trace in traces):
+        raise ConfigError("the trace holds no requests: make it longer")
     known = [oracle_forecasts(trace) for trace in traces]
     names = [*options.policies, *([ORACLE] if all(known) else []), OPTIMAL]
     progress.total(len(traces) * len(names) * len(options.sizes))
@@ -95,33 +89,31 @@ def run_eviction(source: TraceSource, options: EvictionOptions, progress: Progre
         progress.note(f"{LEARNED} learns")
         taught = learned(trace, options.warmup, predicted) if LEARNED in names else None
         for name in names:
-            told = truth if name == ORACLE else predicted
-            for place, size in enumerate(options.sizes):
+            for size, found in zip(options.sizes, ratios[name], strict=True):
                 progress.note(f"{name}, {size:,} {trace.unit}")
-                outcome = _outcome(trace, name, size, told, taught)
-                ratios[name][place].append(outcome.hit_ratio(first))
+                if name == OPTIMAL:
+                    outcome = optimum(trace, size)
+                elif name == ORACLE:
+                    outcome = replay(trace, make_policy("lpc"), size, forecasts=truth)
+                else:
+                    policy = LPCPlus(taught) if name == LEARNED else make_policy(name)
+                    outcome = replay(trace, policy, size, forecasts=predicted)
+                found.append(outcome.hit_ratio(first))
                 progress.advance()
     hits = {name: [fmean(same) for same in of] for name, of in ratios.items()}
-    others = [(name, own) for name, own in hits.items() if name != LRU] if LRU in hits else []
+    others = [name for name in names if name != LRU] if LRU in hits else []
     return EvictionResults(
         sizes=options.sizes,
         policies=hits,
-        closed={name: _closed(hits[LRU], own, hits[OPTIMAL]) for name, own in others},
-        trace=traces[0].name,
-        unit=traces[0].unit,
-        requests=len(traces[0].requests),
-        traces=len(traces),
+        closed={name: _closed(hits[LRU], hits[name], hits[OPTIMAL]) for name in others},
+        config={
+            "trace": traces[0].name,
+            "unit": traces[0].unit,
+            "requests": len(traces[0].requests),
+            "traces": len(traces),
+        },
         notes=source.notes,
     )
-
-
-def _outcome(
-    trace: RequestTrace, name: str, size: int, forecasts: Sequence[float] | None, taught: Hazard | None
-) -> ReplayOutcome:
-    if name == OPTIMAL:
-        return optimum(trace, size)
-    policy = LPCPlus(taught) if name == LEARNED else make_policy("lpc" if name == ORACLE else name)
-    return replay(trace, policy, size, forecasts=forecasts)
 
 
 def oracle_forecasts(trace: RequestTrace) -> list[float] | None:
@@ -148,8 +140,9 @@ def print_eviction(results: EvictionResults, console: Console) -> None:
     if results.closed:
         title = "closed, of LRU's gap to the optimum"
         _print_by_size(title, results.sizes, results.closed, "{:.0%}".format, console)
-    times = "one trace" if results.traces == 1 else f"means of {results.traces} traces"
-    requests = f"{results.trace}: {results.requests:,} requests, sizes in {results.unit}; {times}."
+    config = results.config
+    times = "one trace" if config["traces"] == 1 else f"means of {config['traces']} traces"
+    requests = f"{config['trace']}: {config['requests']:,} requests, sizes in {config['unit']}; {times}."
     for line in (requests, *results.notes):
         console.print(line, markup=False)
 
@@ -163,7 +156,6 @@ def _print_by_size(
 ) -> None:
     """Print a row per size; a dash where the replays do not tell."""
     table = table_with("size", *values, title=title)
-    for place, size in enumerate(sizes):
-        row = [of[place] for of in values.values()]
+    for size, *row in zip(sizes, *values.values(), strict=True):
         table.add_row(f"{size:,}", *("–" if value is None else shown(value) for value in row))
     console.print(table, markup=False)

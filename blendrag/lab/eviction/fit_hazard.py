@@ -17,7 +17,7 @@ from blendrag.eviction import EvictionPolicy, Use, make_policy
 from blendrag.eviction.hazard import FEATURES, Cases, Floats, Hazard, History, passed
 from blendrag.eviction.lpc_plus import LPCPlus
 from blendrag.lab.eviction.replay import replay
-from blendrag.lab.eviction.trace import RequestTrace, events, finished, looked_up, weights
+from blendrag.lab.eviction.trace import RequestTrace
 
 _STEPS = 24  # steps of age
 _LADDER = (1.0, *(float(round(2.0 ** (i / 2))) for i in range(2, 21)))  # 1, 2, 3, 4, 6, 8, 11, ... 1024
@@ -62,7 +62,7 @@ def _found(trace: RequestTrace, make: Callable[[], EvictionPolicy]) -> float:
     times = Counter(key for request in trace.requests for key in request.keys)
     sizes: dict[str, int] = {}
     for request in trace.requests:
-        sizes.update(zip(request.keys, weights(trace, request), strict=True))
+        sizes.update(zip(request.keys, trace.weights(request), strict=True))
     again = sum(size for key, size in sizes.items() if times[key] > 1)
     first = int((1.0 - LATEST_SHARE) * len(trace.requests))
     rooms = [max(1, round(share * again)) for share in SIZES]
@@ -118,17 +118,17 @@ def uses_of(trace: RequestTrace, forecasts: Sequence[float] | None = None) -> Us
     times: list[float] = []
     after: list[float] = []
     weights: list[float] = []
-    for number, over in events(trace):
+    for number, over in trace.events():
         request = trace.requests[number]
         if not over:
-            asked = request.keys[: looked_up(request)]
+            asked = request.asked
             known[number] = next((i for i, key in enumerate(asked) if key not in seen), len(asked))
             seen.update(asked)
             for key in asked:
                 if (row := last.pop(key, None)) is not None:
                     after[row] = request.at - times[row]
             continue
-        at, length, leading = finished(request), len(request.keys), known.pop(number)
+        at, length, leading = request.over, len(request.keys), known.pop(number)
         for depth in range(length - 1, -1, -1):
             key = request.keys[depth]
             told = history.used(key, Use(at, None, depth, length, leading), at)

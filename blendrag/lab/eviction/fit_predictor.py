@@ -18,9 +18,9 @@ from blendrag.eviction.classifier import Array, Classifier, shapes
 from blendrag.eviction.hazard import Floats
 from blendrag.forecast.conversation import Window
 from blendrag.forecast.features import Features
-from blendrag.forecast.log import PromptLog
+from blendrag.forecast.log import Outcomes, PromptLog
 from blendrag.lab.eviction.fit_hazard import LATEST_SHARE
-from blendrag.lab.eviction.readers import Dialog, read_dialogs
+from blendrag.lab.eviction.trace import Dialog, read_dialogs
 from blendrag.progress import SILENT, Progress
 
 Labels = npt.NDArray[np.bool_]
@@ -34,58 +34,25 @@ _LEAST = 1e-3  # a count that is always the same is not blown up
 
 
 @dataclass(frozen=True, slots=True)
-class Examples:
-    """Examples to learn from: rows [n, width], their outcomes [n] and the conversations [n] that they are
-    from."""
-
-    rows: Array
-    continues: Labels
-    dialogs: Sequence[str]
-
-    def where(self, chosen: Labels) -> Examples:
-        dialogs = [dialog for dialog, wanted in zip(self.dialogs, chosen, strict=True) if wanted]
-        return Examples(self.rows[chosen], self.continues[chosen], dialogs)
-
-    def split(self, share: float, salt: str) -> tuple[Examples, Examples]:
-        """Return (the others, about ``share`` of the conversations). A conversation is wholly in one of
-        them."""
-        taken = np.array([_belongs(dialog, share, salt) for dialog in self.dialogs], dtype=bool)
-        return self.where(~taken), self.where(taken)
-
-    @property
-    def one_sided(self) -> bool:
-        """Return whether all go on or none do, so that nothing can be learned."""
-        return not self.continues.any() or bool(self.continues.all())
-
-
-@dataclass(frozen=True, slots=True)
 class Quality:
     """The quality of a predictor on conversations that it was not fitted to.
 
-    examples: their prompts. goes_on: share of these after which there was another. auc: of forecasts as an
-    order (0.5 where only one outcome occurs). log_loss: mean surprise, in nats; base: that of always saying
-    ``goes_on``.
+    examples: their prompts. goes_on: share of these after which there was another. log_loss: mean surprise,
+    in nats; base: that of always saying ``goes_on``.
     """
 
     conversations: int
     examples: int
     goes_on: float
-    auc: float
     log_loss: float
     base: float
 
     @classmethod
-    def of(cls, test: Examples, probability: Floats) -> Quality:
+    def of(cls, test: Outcomes, probability: Floats) -> Quality:
         truth = test.continues
         goes_on = float(truth.mean())
-        return cls(
-            len(set(test.dialogs)),
-            len(truth),
-            goes_on,
-            auc(truth, probability),
-            log_loss(truth, probability),
-            log_loss(truth, np.full(len(truth), goes_on)),
-        )
+        base = log_loss(truth, np.full(len(truth), goes_on))
+        return cls(len(set(test.conversations)), len(truth), goes_on, log_loss(truth, probability), base)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,24 +82,31 @@ def train_on_file(
     Raises SourceError; PredictorError where there is nothing to learn.
     """
     dialogs = read_dialogs(path)
-    found = list(examples(dialogs))
-    if not found:
-        raise PredictorError(f"{str(path)!r}: in none of its conversations does a user say anything")
-    rows = features.rows([window for window, _, _ in found], progress)
-    known = Examples(rows, np.array([on for _, on, _ in found], dtype=bool), [name for _, _, name in found])
+    windows, continues, names = zip(*examples(dialogs), strict=True)
+    found = Outcomes(features.rows(windows, progress), np.array(continues, dtype=bool), list(names))
     facts = {"source": str(path), "digest": _digest(dialogs), "held_out": held_out}
-    return _train(*known.split(held_out, "held out"), features.embedder.name, facts)
+    return _train(*split(found, held_out, "held out"), features.embedder.name, facts)
 
 
 def train_on_log(log: PromptLog, embedder: str) -> Trained:
     """Fit a predictor to the older part of the log, and measure on the latest, whose conversations are wholly
     there. Raises PredictorError where the log teaches nothing yet."""
     found = log.outcomes(embedder)
-    known = Examples(found.rows, found.continues, found.conversations)
-    last = {dialog: number for number, dialog in enumerate(known.dialogs)}
-    ends = np.array([last[dialog] for dialog in known.dialogs])
+    last = {dialog: number for number, dialog in enumerate(found.conversations)}
+    ends = np.array([last[dialog] for dialog in found.conversations])
     border = np.quantile(ends, 1 - LATEST_SHARE)
-    return _train(known.where(ends < border), known.where(ends >= border), embedder, {"source": "log"})
+    return _train(_where(found, ends < border), _where(found, ends >= border), embedder, {"source": "log"})
+
+
+def split(known: Outcomes, share: float, salt: str) -> tuple[Outcomes, Outcomes]:
+    """Return (the others, about ``share`` of the conversations). A conversation is wholly in one of them."""
+    taken = np.array([_belongs(dialog, share, salt) for dialog in known.conversations], dtype=bool)
+    return _where(known, ~taken), _where(known, taken)
+
+
+def _where(known: Outcomes, chosen: Labels) -> Outcomes:
+    names = [dialog for dialog, wanted in zip(known.conversations, chosen, strict=True) if wanted]
+    return Outcomes(known.rows[chosen], known.continues[chosen], names)
 
 
 def unseen(dialogs: Sequence[Dialog], facts: Mapping[str, Any]) -> list[Dialog]:
@@ -155,31 +129,23 @@ def examples(dialogs: Iterable[Dialog]) -> Iterator[tuple[Window, bool, str]]:
             yield Window.of(prompts[:turns]), turns < len(prompts), dialog.id
 
 
-def _train(known: Examples, test: Examples, embedder: str, facts: Mapping[str, Any]) -> Trained:
-    part, valid = known.split(VALIDATION_SHARE, "validation")
+def _train(known: Outcomes, test: Outcomes, embedder: str, facts: Mapping[str, Any]) -> Trained:
+    part, valid = split(known, VALIDATION_SHARE, "validation")
     for some, what in ((part, "learn from"), (valid, "choose by")):
-        if some.one_sided:
+        if not some.continues.any() or some.continues.all():
             raise PredictorError(
-                f"{facts['source']} is too little to {what}: {len(set(some.dialogs)):,} conversations, and"
-                " both outcomes have to occur"
+                f"{facts['source']} is too little to {what}: {len(set(some.conversations)):,} conversations,"
+                " and both outcomes have to occur"
             )
-    classifier = fit(part, valid).classifier
+    classifier, _ = fit(part, valid)
     quality = Quality.of(test, classifier.probability(test.rows)) if len(test.continues) else None
-    counts = {"conversations": len(set(known.dialogs)), "prompts": len(known.continues)}
+    counts = {"conversations": len(set(known.conversations)), "prompts": len(known.continues)}
     return Trained(classifier, embedder, {**facts, **counts}, quality)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Fit:
-    """The best classifier, and the loss of every epoch on what was not fitted, in nats."""
-
-    classifier: Classifier
-    losses: tuple[float, ...]
-
-
-def fit(train: Examples, valid: Examples, seed: int = 0) -> Fit:
-    """Fit by Adam on the weighted loss; the epoch that is best on ``valid`` is kept. Both parts have both
-    outcomes.
+def fit(train: Outcomes, valid: Outcomes, seed: int = 0) -> tuple[Classifier, list[float]]:
+    """Fit by Adam on the weighted loss. Returns the classifier of the epoch that is best on ``valid``, and
+    every epoch's loss there, in nats. Both parts have both outcomes.
 
     The rarer outcome counts as much as the other in the loss, which shifts the odds that are learned by the
     ratio of the weights. Eviction compares log odds across conversations and with time, so they have to be
@@ -215,18 +181,7 @@ def fit(train: Examples, valid: Examples, seed: int = 0) -> Fit:
             if best is None or losses[-1] == min(losses):
                 best = classifier
     assert best is not None
-    return Fit(best, tuple(losses))
-
-
-def auc(truth: Labels, score: Floats) -> float:
-    """Return the chance that of one of each the one that came true is scored higher; ties count half."""
-    ones = int(truth.sum())
-    zeros = len(truth) - ones
-    if not ones or not zeros:
-        return 0.5
-    _, place, counts = np.unique(score, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]  # tied scores share the mean of their ranks
-    return float((ranks[truth].sum() - ones * (ones + 1) / 2) / (ones * zeros))
+    return best, losses
 
 
 def log_loss(truth: Labels, probability: Floats) -> float:

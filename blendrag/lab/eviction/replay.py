@@ -1,10 +1,12 @@
-"""A trace, replayed through an eviction policy: the very object that a tier would ask."""
+"""A trace, replayed through an eviction policy, the very object that a tier would ask; and the most that any
+policy could have found, which knows the future."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +14,9 @@ from numpy.typing import NDArray
 from blendrag.control.estimate import PrefillCurve
 from blendrag.errors import ConfigError
 from blendrag.eviction import EvictionPolicy, Use
-from blendrag.lab.eviction.trace import Request, RequestTrace, events, finished, looked_up, weights
+from blendrag.eviction.heap import IndexedHeap
+from blendrag.eviction.interface import MayLeave
+from blendrag.lab.eviction.trace import Request, RequestTrace
 
 # Not measured: Llama-3.1-8B on an A100 at half its 312 TFLOPS, which is 16 GFLOP a token and 0.52 MFLOP a
 # pair that attends. It tells PGDSF which chunks are dear.
@@ -29,8 +33,11 @@ class ReplayOutcome:
     held: set[str] = field(default_factory=set)
 
     @classmethod
-    def empty(cls, trace: RequestTrace) -> ReplayOutcome:
-        asked = [sum(request.sizes[: looked_up(request)]) for request in trace.requests]
+    def begin(cls, trace: RequestTrace, capacity: int) -> ReplayOutcome:
+        """Return an outcome in which nothing is found yet. Raises ConfigError for a capacity below 1."""
+        if capacity < 1:
+            raise ConfigError(f"a cache of {capacity} {trace.unit}: it must hold 1 or more")
+        asked = [sum(request.sizes[: len(request.asked)]) for request in trace.requests]
         return cls(np.array(asked, np.int64), np.zeros(len(asked), np.int64))
 
     def hit_ratio(self, first: int = 0) -> float:
@@ -44,19 +51,18 @@ def replay(
     """Return what a cache of ``capacity`` (in ``trace.unit``) would have found with a new ``policy``.
 
     A prefix cache finds the longest held prefix of a prompt, others each chunk by itself. forecasts: by
-    request, the chance that its conversation goes on; told when the request is finished. Raises ConfigError
-    for a capacity below 1.
+    request, the chance that its conversation goes on; told when the request is over. Raises ConfigError for a
+    capacity below 1.
     """
-    if capacity < 1:
-        raise ConfigError(f"a cache of {capacity} {trace.unit}: it must hold 1 or more")
-    cache, outcome = _Cache(trace, policy, capacity), ReplayOutcome.empty(trace)
+    outcome, cache = ReplayOutcome.begin(trace, capacity), _Cache(trace, policy, capacity)
     last: dict[int, tuple[list[bool], int, float | None]] = {}
-    for number, over in events(trace):
+    for number, over in trace.events():
         request = trace.requests[number]
         if over:
             cache.keep(request, *last.pop(number))
             if forecasts is not None and request.conversation is not None:
-                cache.forecast(request, float(forecasts[number]))
+                for key in reversed(request.keys):
+                    policy.forecast(key, float(forecasts[number]), request.over, request.conversation)
             continue
         found, known = cache.look_up(request)
         tokens = sum(size for size, there in zip(request.sizes, found, strict=False) if there)
@@ -83,7 +89,7 @@ class _Cache:
 
     def look_up(self, request: Request) -> tuple[list[bool], int]:
         """Return which of the prompt's keys are found, and how many of its leading ones were ever seen."""
-        keys = request.keys[: looked_up(request)]
+        keys = request.asked
         known = next((depth for depth, key in enumerate(keys) if key not in self._seen), len(keys))
         self._seen.update(keys)
         if not self._trace.prefix:
@@ -95,77 +101,113 @@ class _Cache:
         """Tell the policy of the request's chunks, and hold them all if there is room.
 
         From the last to the first, as vLLM frees blocks: where the policy makes no difference, the end of a
-        prompt leaves before its beginning, without which it would be worth nothing. The request's own chunks
-        are in use: those that the policy names before their turn are put aside until then.
+        prompt leaves before its beginning, without which it would be worth nothing. Those whose turn has not
+        come are in use, and stay.
         """
+        keys, sizes, at = request.keys, self._trace.weights(request), request.over
+        there = [*found, *[False] * request.answer]
+        uses = [Use(at, None if own else cost, depth, len(keys), known) for depth, own in enumerate(there)]
         if self._trace.tree:
-            self._grow(request, found, known, cost)
+            self._grow(keys, sizes, uses, sum(found), known)
             return
-        at, length = finished(request), len(request.keys)
-        depths = {key: depth for depth, key in reversed(list(enumerate(request.keys)))}
-        aside: set[str] = set()
-        sizes = weights(self._trace, request)
-        for depth in range(length - 1, -1, -1):
-            key, size = request.keys[depth], sizes[depth]
-            there = depth < len(found) and found[depth]
-            use = Use(at, None if there else cost, depth, length, known)
-            if key in aside:
-                aside.discard(key)
-                self._policy.added(key, size, use)
-            elif key in self.held:
+        in_use = Counter(keys)
+        for key, size, use in reversed(list(zip(keys, sizes, uses, strict=True))):
+            in_use[key] -= 1
+            if key in self.held:
                 self._policy.used(key, use)
-            elif self._make_room(size, lambda other: depths.get(other, length) < depth, aside):  # noqa: B023
-                self._free -= size
-                self.held[key] = size
-                self._policy.added(key, size, use)
-        self._seen.update(request.keys)
+            elif self._make_room(size, lambda other: not in_use[other]):
+                self._hold(key, size, use)
+        self._seen.update(keys)
 
-    def _grow(self, request: Request, found: list[bool], known: int, cost: float | None) -> None:
+    def _grow(
+        self, keys: Sequence[str], sizes: Sequence[int], uses: Sequence[Use], found: int, known: int
+    ) -> None:
         """Keep nodes as a tree does: what was found is used, from its end on; what was seen before comes,
         each node behind its parent, in place of other leaves."""
-        keys, sizes = request.keys, weights(self._trace, request)
-        uses = [
-            Use(finished(request), None if there else cost, depth, len(keys), known)
-            for depth, there in enumerate(found)
-        ]
-        for depth in reversed(range(sum(found))):
+        for depth in reversed(range(found)):
             self._policy.used(keys[depth], uses[depth])
         for depth in range(known):
             key, parent = keys[depth], keys[depth - 1] if depth else ""
             if key in self.held:
                 continue
-            if (parent and parent not in self.held) or not self._make_room_behind(parent, sizes[depth]):
+            if parent and parent not in self.held:
                 return
-            self._free -= sizes[depth]
-            self.held[key], self._parents[key] = sizes[depth], parent
-            self._children[parent] += 1
-            self._policy.added(key, sizes[depth], uses[depth])
+            self._children[parent] += 1  # from here on it stays
+            if not self._make_room(sizes[depth], lambda other: not self._children[other]):
+                self._children[parent] -= 1
+                return
+            self._parents[key] = parent
+            self._hold(key, sizes[depth], uses[depth])
 
-    def _make_room_behind(self, parent: str, size: int) -> bool:
+    def _hold(self, key: str, size: int, use: Use) -> None:
+        self._free -= size
+        self.held[key] = size
+        self._policy.added(key, size, use)
+
+    def _make_room(self, size: int, may_leave: MayLeave) -> bool:
         while self._free < size:
-            victim = self._policy.victim(lambda key: not self._children[key] and key != parent)
+            victim = self._policy.victim(may_leave)
             if victim is None:
                 return False
             self._policy.removed(victim)
             self._free += self.held.pop(victim)
-            self._children[self._parents.pop(victim)] -= 1
+            if self._trace.tree:
+                self._children[self._parents.pop(victim)] -= 1
         return True
 
-    def forecast(self, request: Request, probability: float) -> None:
-        """Say that the request's conversation goes on with this chance."""
-        assert request.conversation is not None
-        at = finished(request)
-        for key in reversed(request.keys):
-            self._policy.forecast(key, probability, at, request.conversation)
 
-    def _make_room(self, size: int, in_use: Callable[[str], bool], aside: set[str]) -> bool:
-        while self._free < size:
-            victim = self._policy.victim()
-            if victim is None:
-                return False
-            self._policy.removed(victim)
-            if in_use(victim):
-                aside.add(victim)
-            else:
-                self._free += self.held.pop(victim)
-        return True
+def optimum(trace: RequestTrace, capacity: int) -> ReplayOutcome:
+    """Return Belady's optimum: what is asked for latest leaves first, and what is never asked for again is
+    not kept at all.
+
+    Whoever asks for a block of a prefix cache asks for those before it, too, so that no block is held without
+    them. Where chunks differ in size, parts of them may leave: that optimum can be computed, and no policy
+    that holds chunks whole finds more tokens. Raises ConfigError for a capacity below 1.
+    """
+    outcome = ReplayOutcome.begin(trace, capacity)
+    held: dict[str, int] = {}  # of its weight, so much
+    order = IndexedHeap()
+    free = capacity
+    for (number, over), nexts in zip(trace.events(), _next_lookups(trace), strict=True):
+        request = trace.requests[number]
+        sizes = trace.weights(request)
+        if not over:
+            outcome.found[number] = sum(
+                whole * held.get(key, 0) // size
+                for key, whole, size in zip(request.asked, request.sizes, sizes, strict=False)
+                if size
+            )
+        for depth in range(len(nexts) - 1, -1, -1):
+            key, when = request.keys[depth], nexts[depth]
+            if when == inf:
+                free += held.pop(key, 0)
+                order.remove(key)
+            elif over or key in held:
+                part = held.get(key, 0)
+                if over and part < sizes[depth]:
+                    free -= sizes[depth] - part
+                    held[key] = sizes[depth]
+                order.push(key, -when)
+        while free < 0:
+            first = order.peek()
+            assert first is not None
+            part = min(-free, held[first[0]])
+            free += part
+            held[first[0]] -= part
+            if not held[first[0]]:
+                del held[first[0]]
+                order.remove(first[0])
+    return outcome
+
+
+def _next_lookups(trace: RequestTrace) -> list[list[float]]:
+    """Return for each event, for each key that it is about, at which later event it is looked up next."""
+    upcoming: dict[str, float] = {}
+    answer: list[list[float]] = []
+    for place, (number, over) in reversed(list(enumerate(trace.events()))):
+        request = trace.requests[number]
+        keys = request.keys if over else request.asked
+        answer.append([upcoming.get(key, inf) for key in keys])
+        if not over:
+            upcoming.update(dict.fromkeys(keys, place))
+    return answer[::-1]

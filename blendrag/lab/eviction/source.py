@@ -1,25 +1,38 @@
-"""Traces made of a file: what is in it decides what is made of it."""
+"""Traces made of a file: block traces and our own log as they are, dialogues by LPC's workload generator
+(section 4.1), question sets by popularity (:mod:`blendrag.lab.questions`)."""
 
 from __future__ import annotations
 
+import heapq
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from itertools import accumulate, count, pairwise
 from pathlib import Path
-from typing import Any
+
+import numpy as np
 
 from blendrag.errors import ConfigError, PredictorError, SourceError
-from blendrag.lab.eviction.readers import Dialog, read_dialogs, read_log, read_mooncake
-from blendrag.lab.eviction.trace import RequestTrace
-from blendrag.lab.eviction.workloads import DialogLoad, RetrievalLoad, dialog_trace, retrieval_trace
-from blendrag.lab.questions import AZURE_COLUMNS, embedded, read_azure, read_questions
+from blendrag.lab.eviction.trace import Dialog, Request, RequestTrace, read_dialogs, read_log, read_mooncake
+from blendrag.lab.questions import (
+    Embedded,
+    Popularity,
+    embedded,
+    four_characters,
+    read_azure,
+    read_questions,
+    retrieved,
+)
 from blendrag.lab.records import numbered_lines
 from blendrag.settings import Settings
 
 Forecasts = Callable[[RequestTrace], Sequence[float] | None]
 
 _SQLITE = b"SQLite format 3\0"
+BLOCK = 16  # tokens, as in vLLM
+# A request takes so many seconds, and so many for each token of its answer: fixed, so that every policy is
+# asked for the same at the same time.
+_PREFILL_S, _DECODE_S = 0.2, 0.02
 
 
 def _no_forecasts(trace: RequestTrace) -> None:
@@ -44,42 +57,30 @@ def open_source(
     ``load`` says.
 
     arrivals: a file with the times of questions (Azure's). predicted: whether forecasts are wanted, for which
-    an embedder has to be loaded. Raises SourceError, naming file and line; ConfigError for a file of times
-    alone.
+    an embedder has to be loaded. Raises SourceError, naming file and line; ConfigError for options of others.
     """
-    first = _first(path)
-    if first.keys() & {"log", "hash_ids", "turns"} and (load.paths or load.turnovers):
+    fields = _first_fields(path)
+    if fields & {"log", "hash_ids", "turns"} and (load.paths or load.turnovers):
         raise ConfigError(f"--paths, --turnovers: {path} is no question set")
-    if first.keys() & {"log", "hash_ids"}:
-        trace = read_log(path) if "log" in first else read_mooncake(path)
+    if fields & {"log", "hash_ids"}:
+        trace = read_log(path) if "log" in fields else read_mooncake(path)
         return TraceSource(lambda seed: trace, generated=False)
-    if "turns" in first:
-        return _dialogs(path, load.seconds, predicted)
-    if AZURE_COLUMNS[0] in first:
-        raise ConfigError(
-            f"--trace {path}: it says when, but not what was asked: take a question set as --trace, and this"
-            " file as --arrivals"
-        )
-    return _questions(path, load, arrivals)
+    return _dialogs(path, load.seconds, predicted) if "turns" in fields else _questions(path, load, arrivals)
 
 
-def _first(path: Path) -> dict[str, Any]:
-    """Return what the first record of the file has; nothing if the file is no sequence of records."""
-    found = next(numbered_lines(path), None)
-    if found is None:
+def _first_fields(path: Path) -> set[str]:
+    """Return the names of what the first record of the file has; none if it is no sequence of records: the
+    reader of question sets says what is wrong with one that is none."""
+    _, line = next(numbered_lines(path), (0, b""))
+    if not line:
         raise SourceError(f"{str(path)!r} is empty")
-    _, line = found
     if line.startswith(_SQLITE):
-        return {"log": ""}
-    if line.lstrip(b"\xef\xbb\xbf").startswith(AZURE_COLUMNS[0].encode()):
-        return {AZURE_COLUMNS[0]: ""}
+        return {"log"}
     try:
         record = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        if line.strip() in (b"{", b"["):
-            return {}
-        raise SourceError(f"{str(path)!r}, line {found[0]}: not JSON: {error}") from None
-    return record if isinstance(record, dict) else {}
+    except (ValueError, RecursionError):
+        return set()
+    return set(record) if isinstance(record, dict) else set()
 
 
 def _questions(path: Path, load: RetrievalLoad, arrivals: Path | None) -> TraceSource:
@@ -98,21 +99,18 @@ def _questions(path: Path, load: RetrievalLoad, arrivals: Path | None) -> TraceS
 
 def _dialogs(path: Path, seconds: float, predicted: bool) -> TraceSource:
     dialogs = read_dialogs(path)
-    if not any(dialog.prompts for dialog in dialogs):
-        raise SourceError(f"{str(path)!r}: in none of its conversations does a user say anything")
-    load = DialogLoad(seconds=seconds)
-    source = TraceSource(partial(_dialog_trace, dialogs, load, path.name), generated=True)
-    return _with_predictor(source, dialogs, load, path.name) if predicted else source
+    forecasts: Forecasts = _no_forecasts
+    notes: tuple[str, ...] = ()
+    if predicted:
+        dialogs, forecasts, notes = _predicted(dialogs, path.name)
+    return TraceSource(
+        lambda seed: dialog_trace(dialogs, seconds=seconds, seed=seed, name=path.name), True, forecasts, notes
+    )
 
 
-def _dialog_trace(dialogs: Sequence[Dialog], load: DialogLoad, name: str, seed: int) -> RequestTrace:
-    return dialog_trace(dialogs, load, seed=seed, name=name)
-
-
-def _with_predictor(
-    source: TraceSource, dialogs: Sequence[Dialog], load: DialogLoad, name: str
-) -> TraceSource:
-    """Return forecasts, and a trace of conversations that the predictor has not seen; without one, a note."""
+def _predicted(dialogs: list[Dialog], name: str) -> tuple[list[Dialog], Forecasts, tuple[str, ...]]:
+    """Return the conversations that the predictor has not seen, its forecasts, and a note on both. Without a
+    predictor: all, none, and why."""
     from blendrag.eviction.fitted import fitted_file, load_fitted
     from blendrag.forecast.background import Predictor
     from blendrag.forecast.conversation import Window
@@ -123,7 +121,7 @@ def _with_predictor(
     try:
         predictor = Predictor.load(file, features_of)
     except PredictorError as error:
-        return replace(source, notes=(f"lpc is LRU here: {error}",))
+        return dialogs, _no_forecasts, (f"lpc is LRU here: {error}",)
     held_out = unseen(dialogs, load_fitted(file).facts.get("lpc", {}))
     if not held_out:
         raise ConfigError(f"the predictor in {str(file)!r} was fitted to all conversations of {name}")
@@ -134,10 +132,116 @@ def _with_predictor(
         answers: list[float] = predictor.classifier.probability(rows).tolist()
         return answers
 
-    of = (
-        "those of its file that the predictor has not seen"
-        if len(held_out) < len(dialogs)
-        else "the whole file"
-    )
-    trace = partial(_dialog_trace, held_out, load, name)
-    return TraceSource(trace, True, forecasts, (f"{len(held_out):,} conversations: {of}",))
+    whole = len(held_out) == len(dialogs)
+    of = "the whole file" if whole else "those of its file that the predictor has not seen"
+    return held_out, forecasts, (f"{len(held_out):,} conversations: {of}",)
+
+
+def dialog_trace(
+    dialogs: Sequence[Dialog],
+    *,
+    seconds: float,
+    gap_s: float = 100.0,
+    active: int = 200,
+    system_tokens: int = 64,
+    seed: int = 0,
+    tokens: Callable[[str], int] = four_characters,
+    name: str = "dialogs",
+) -> RequestTrace:
+    """Return requests of conversations that come and go, for so many ``seconds``.
+
+    Each of ``active`` seats (N_conv) takes the next dialogue in an order drawn by ``seed``; the first ones
+    begin spread over one mean gap, and a seat that becomes free is taken again after one more gap. gap_s:
+    mean of the exponential pause between an answer and the user's next prompt (lambda_chat). No dialogue
+    comes twice: when all are used up, the trace ends early. Those without a user are left out.
+    Blocks are of 16 tokens of the system prompt and the growing history; blocks that are not yet full are not
+    cached. Apart from the system prompt, no two conversations share any.
+    """
+    dialogs = [dialog for dialog in dialogs if dialog.prompts]
+    rng = np.random.default_rng(seed)
+    coming = (_turns(dialogs[place], system_tokens, tokens) for place in rng.permutation(len(dialogs)))
+    begins = np.sort(rng.uniform(0.0, gap_s, min(active, len(dialogs)))).tolist()
+    numbers = count()
+    waiting = [(at, next(numbers), turns) for at, turns in zip(begins, coming, strict=False)]
+    requests: list[Request] = []
+    while waiting and waiting[0][0] < seconds:
+        at, number, turns = heapq.heappop(waiting)
+        request = next(turns)
+        requests.append(replace(request, at=at, finished=at + request.finished))
+        after = requests[-1].finished + float(rng.exponential(gap_s))
+        if request.continues:
+            heapq.heappush(waiting, (after, number, turns))
+        elif another := next(coming, None):
+            heapq.heappush(waiting, (after, next(numbers), another))
+    return RequestTrace(name, requests, prefix=True, unit="tokens")
+
+
+def _turns(dialog: Dialog, said: int, tokens: Callable[[str], int]) -> Iterator[Request]:
+    """Yield a dialogue's requests, each as if it came at 0. said: tokens of the system prompt."""
+    shared, begin = said // BLOCK, 0
+    asked = [place for place, turn in enumerate(dialog.turns) if turn.role == "user"]
+    for turn, (place, end) in enumerate(pairwise([*asked, len(dialog.turns)]), start=1):
+        said += sum(tokens(each.text) for each in dialog.turns[begin : place + 1])
+        answered = sum(tokens(each.text) for each in dialog.turns[place + 1 : end])
+        prompt, whole = said // BLOCK, (said + answered) // BLOCK
+        said, begin = said + answered, end
+        yield Request(
+            0.0,
+            tuple(f"system:{i}" if i < shared else f"{dialog.id}:{i}" for i in range(whole)),
+            (BLOCK,) * whole,
+            answer=whole - prompt,
+            finished=_PREFILL_S + _DECODE_S * answered,
+            conversation=dialog.id,
+            prompts=dialog.prompts[:turn],
+            continues=turn < len(asked),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RetrievalLoad:
+    """The load of questions: who asks what, when.
+
+    rate: questions a second, Poisson, unless arrivals are given. seconds: length of the trace.
+    top_k: chunks of a prompt, closest first. zipf: the exponent s of the popularity rank**-s of articles, and
+        of questions within each.
+    paths: whether chunks are looked for behind the same ones only, as nodes of a tree of exact prefixes.
+    turnovers: how often, at equal times, other questions become the popular ones.
+    """
+
+    rate: float = 2.0
+    seconds: float = 1200.0
+    top_k: int = 5
+    zipf: float = 1.0
+    paths: bool = False
+    turnovers: int = 0
+
+
+def retrieval_trace(
+    corpus: Embedded,
+    load: RetrievalLoad,
+    *,
+    seed: int = 0,
+    arrivals: Sequence[float] | None = None,
+    name: str = "retrieval",
+) -> RequestTrace:
+    """Return requests for the ``top_k`` chunks closest (cosine) to questions drawn by popularity.
+
+    ``arrivals``: seconds, ascending; instead of Poisson ones. Which articles and questions are the popular
+    ones is drawn by ``seed``.
+    """
+    rng = np.random.default_rng(seed)
+    if arrivals is None:
+        gaps = rng.exponential(1.0 / load.rate, int(load.rate * load.seconds * 1.5) + 100)
+        arrivals = np.cumsum(gaps).tolist()
+    popularity = [Popularity(corpus.article, load.zipf, rng) for _ in range(load.turnovers + 1)]
+    found = retrieved(corpus, load.top_k)
+    requests = []
+    for at in arrivals:
+        if at >= load.seconds:
+            break
+        chunks = found[popularity[int(at / load.seconds * len(popularity))].draw()]
+        keys = tuple(f"chunk:{chunk}" for chunk in chunks)
+        if load.paths:
+            keys = tuple(accumulate(keys, "{} {}".format))
+        requests.append(Request(at, keys, tuple(corpus.sizes[chunk] for chunk in chunks)))
+    return RequestTrace(name, requests, prefix=load.paths, unit="tokens", tree=load.paths)

@@ -21,8 +21,6 @@ from qdrant_client import QdrantClient
 from blendrag.errors import ConfigError
 from llama_index.llms.blendrag import BlendLLM, WarmKV
 
-pytestmark = pytest.mark.slow
-
 DOCUMENTS = [Document(text="One.", metadata={"page": 1}), Document(text="Two.")]
 
 
@@ -88,7 +86,6 @@ def test_worker_process_refuses_in_one_sentence(llm: BlendLLM, scripted: Any) ->
     assert said.count("\n") == 1
 
 
-@pytest.mark.slow
 def test_pipeline_with_workers_starts_no_engine_in_them(llm: BlendLLM) -> None:
     # No SentenceSplitter: in a worker it asks the network for its tokenizer, and the pool waits for ever.
     pipeline = IngestionPipeline(transformations=[WarmKV(llm=llm)], disable_cache=True)

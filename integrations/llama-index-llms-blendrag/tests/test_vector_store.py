@@ -169,7 +169,6 @@ async def test_async_pipeline_with_deletes_forgets_missing_documents(
     assert in_step(store)
 
 
-@pytest.mark.slow
 def test_more_nodes_than_chroma_takes_at_once_are_added_and_deleted(
     chroma: Any, store: BlendChromaVectorStore
 ) -> None:

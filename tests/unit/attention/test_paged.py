@@ -125,7 +125,6 @@ def test_query_that_is_a_slice_of_a_wider_one_is_read_as_a_slice() -> None:
     torch.testing.assert_close(found, dense_attention(wide[:, 1:3], *cache.whole[0], at, Scores(0.3)))
 
 
-@pytest.mark.slow
 def test_kernel_compiles_for_each_gpu_and_fits_it() -> None:
     script = ROOT / "tests" / "helpers" / "compile_kernel.py"
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

@@ -21,8 +21,6 @@ from blendrag.lab.eviction import fit_predictor
 from blendrag.models import DEFAULT_EMBEDDER
 from word_embedder import write_dialogs
 
-pytestmark = pytest.mark.slow
-
 Blendrag = Callable[..., Result]
 
 
@@ -53,10 +51,10 @@ def conversations(log: PromptLog, count: int) -> None:
 
 def test_conversations_are_learned_from_and_replayed(blendrag: Blendrag, cache: Path) -> None:
     made = blendrag("fit", "--data", "dialogs.jsonl", "--held-out", "0.4", "--json")
-    assert made.exit_code == 0 and "AUC" in made.stderr and "fitted.safetensors" in made.stderr, made.stderr
+    assert made.exit_code == 0 and "nats" in made.stderr and "fitted.safetensors" in made.stderr, made.stderr
     learned = json.loads(made.stdout)
     assert learned.keys() == {"lpc"} and learned["lpc"]["embedder"] == DEFAULT_EMBEDDER
-    assert 0.0 <= learned["lpc"]["quality"]["auc"] <= 1.0
+    assert learned["lpc"]["quality"]["log_loss"] > 0.0
     assert load_fitted(cache / "fitted.safetensors").facts == learned
     replayed = blendrag("bench", "eviction", "--trace", "dialogs.jsonl", "--sizes", "200", "--seeds", "1")
     assert replayed.exit_code == 0 and "has not seen" in replayed.stdout.replace("\n", " "), replayed.stderr

@@ -11,7 +11,7 @@ from bound_models import bound
 from model_shapes import SHAPES, check_page
 
 
-@pytest.mark.models
+@pytest.mark.nightly(part="models")
 def test_structure_is_run_as_listed_or_refused_with_its_reason(tmp_path: Path, tokenizer: Any) -> None:
     folders = [tmp_path / str(number) for number in range(len(SHAPES))]
     for shape, folder in zip(SHAPES, folders, strict=True):

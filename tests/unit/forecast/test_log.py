@@ -21,10 +21,9 @@ from blendrag.errors import PredictorError, SourceError
 from blendrag.eviction import make_policy
 from blendrag.forecast.conversation import Window
 from blendrag.forecast.log import ENDED_AFTER_S, Prompt, PromptLog
-from blendrag.lab.eviction.readers import read_log
 from blendrag.lab.eviction.replay import replay
-from blendrag.lab.eviction.source import open_source
-from blendrag.lab.eviction.workloads import RetrievalLoad
+from blendrag.lab.eviction.source import RetrievalLoad, open_source
+from blendrag.lab.eviction.trace import read_log
 from word_embedder import WordEmbedder, features, say
 
 NAME = "words"  # of the embedder

@@ -232,7 +232,6 @@ def test_time_for_a_hostile_page_grows_no_faster_than_the_page(piece: str) -> No
     assert large < 60 * small + 1, "sixteen times the page, and quadratic were 256 times the time"
 
 
-@pytest.mark.slow
 def test_ordinary_page_of_ten_megabytes_takes_seconds_and_less_than_a_gigabyte() -> None:
     part = (
         "<div><h2>Rule</h2><p>Some <b>bold</b> text, a <a href=x/y.html>link</a>.<ul><li>a<li>b</ul></div>\n"

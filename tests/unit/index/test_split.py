@@ -112,7 +112,6 @@ def test_characters_without_tokens_are_no_piece(tokenizer: Any) -> None:
     assert all(piece.token_ids for piece in Splitter(tokenizer).split("\x04\x06" * 9000))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("unit", ["a", "0f3c9", "a1b2 c3", "x y ", "漢"])
 def test_time_for_a_single_line_does_not_grow_faster_than_its_length(tokenizer: Any, unit: str) -> None:
     took: list[float] = []

@@ -6,11 +6,7 @@ import time
 import tracemalloc
 from typing import Any
 
-import pytest
-
 from blendrag.prompt import Recogniser, encode_document
-
-pytestmark = pytest.mark.slow
 
 CHARACTERS, TOKENS, PLACED = 2000, 512, 8
 _BODY = "Travel is approved by the head of the department; receipts are handed in within ten days. " * 23
@@ -31,7 +27,6 @@ def best_ms(recogniser: Recogniser, prompt: str, whole: bool) -> float:
     return min(times)
 
 
-@pytest.mark.slow
 def test_finding_eight_of_100_000_chunks_does_not_take_5_ms(tokenizer: Any) -> None:
     count = 100_000
     recogniser, stride = Recogniser(tokenizer), count // PLACED

@@ -17,8 +17,6 @@ import pytest
 
 from places import ROOT
 
-pytestmark = pytest.mark.slow
-
 ALLOWED_S = 6
 
 SERVER = """

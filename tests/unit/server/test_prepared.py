@@ -23,7 +23,7 @@ from blendrag.engine.wire.recipe import is_sealed
 from blendrag.engine.worker import metrics
 from blendrag.engine.worker.metrics import Recorder
 from blendrag.errors import ConfigError, EngineError
-from blendrag.lab.eviction.readers import read_log
+from blendrag.lab.eviction.trace import read_log
 from blendrag.server import Limits
 from blendrag.server.blending import Blended, Blending
 from blendrag.server.completions import body_of, explained
@@ -215,7 +215,6 @@ def calls(work: Callable[[], Any]) -> int:
     return count
 
 
-@pytest.mark.slow
 def test_planning_takes_no_longer_the_more_texts_are_known(begin: Open) -> None:
     """What it prints is in docs/results.md: of a request, all that is done but the answer."""
     blending, known, count = begin(), 20, 10_000

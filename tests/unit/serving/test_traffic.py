@@ -13,7 +13,7 @@ import pytest
 from blendrag.chat.request import ChatRequest
 from blendrag.chat.turn import Turn
 from blendrag.engine.client.generation import Delta
-from blendrag.lab.eviction.readers import read_log
+from blendrag.lab.eviction.trace import read_log
 from blendrag.serving.library import Library
 from blendrag.serving.session import EngineSession
 from blendrag.settings import Settings

@@ -1,6 +1,6 @@
 """A catalogue of many chunks: what every question asks of it stays fast, and none of it stays in memory.
 
-A hundred thousand of them; a million, which the project promises, with ``--large``. What was measured is
+A hundred thousand of them; a million, which the project promises, with ``make nightly``. What was measured is
 printed (``pytest -s``). Open and lookup have the bounds of the promise.
 """
 
@@ -18,9 +18,7 @@ from blendrag.store.catalogue import Catalogue
 from forked import Forked
 from stores import IDENTITY
 
-pytestmark = pytest.mark.slow
-
-SIZES = [100_000, pytest.param(1_000_000, marks=pytest.mark.large)]
+SIZES = [100_000, pytest.param(1_000_000, marks=pytest.mark.nightly(part="large"))]
 IDS = np.arange(8, dtype="<i4").tobytes()
 
 

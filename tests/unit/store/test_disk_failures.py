@@ -30,8 +30,6 @@ from stores import (
     states,
 )
 
-pytestmark = pytest.mark.slow
-
 A, LARGE, B = make_chunk(1), make_chunk(2, tokens=20_000), make_chunk(3)
 
 FULL = """

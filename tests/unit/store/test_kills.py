@@ -9,14 +9,11 @@ import pytest
 
 from forked import Forked
 
-pytestmark = pytest.mark.slow
-
 KILLED = "import runpy; runpy.run_module('{}', run_name='__main__')"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["unlimited", "limited"])
-@pytest.mark.parametrize("kills", [30, pytest.param(100, marks=pytest.mark.large)])
+@pytest.mark.parametrize("kills", [30, pytest.param(100, marks=pytest.mark.nightly(part="large"))])
 def test_no_kill_costs_what_was_acknowledged_or_leaves_anything_behind(
     tmp_path: Path, kind: str, kills: int
 ) -> None:
@@ -32,9 +29,8 @@ def test_no_kill_costs_what_was_acknowledged_or_leaves_anything_behind(
     assert (counts.get("evicted", 0) > 0) == (kind == "limited")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["unlimited", "limited"])
-@pytest.mark.parametrize("kills", [30, pytest.param(100, marks=pytest.mark.large)])
+@pytest.mark.parametrize("kills", [30, pytest.param(100, marks=pytest.mark.nightly(part="large"))])
 def test_no_kill_breaks_a_path_or_costs_a_node_that_was_stored(tmp_path: Path, kind: str, kills: int) -> None:
     """While nodes are saved, or leave with a document."""
     process = Forked(KILLED.format("killed_nodes"), tmp_path / "index", kills, kind, 0)

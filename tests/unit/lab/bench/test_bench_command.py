@@ -15,7 +15,6 @@ BAD = [
     (("ttft", "--ratios", "1.5"), "1.5 is not above 0 and at most 1"),
     (("ttft", "--ratios", "0"), "the arm 'reuse'"),
     (("ttft", "--ratios", ""), "is not a number"),
-    (("ttft", "--data", "absent.jsonl"), "cannot read 'absent.jsonl'"),
     (("ttft", "--plot", "out.gif"), "--plot out.gif"),
     (("ttft", "--paste", "absent.md"), "--paste absent.md"),
     (("ttft", "--axis", "chunk"), "no axis 'chunk'"),

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from itertools import islice
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blendrag.errors import ConfigError, SourceError
-from blendrag.lab.texts import cut_chunks, file_texts, installed_texts
+from blendrag.errors import ConfigError
+from blendrag.lab.texts import cut_chunks, installed_texts
 
 
 def encode(text: str) -> list[int]:
@@ -44,30 +42,3 @@ def test_built_in_text_is_the_same_each_time_and_enough_for_the_default_bench() 
     texts = [text for text in islice(installed_texts(), 150) if len(text) > 4000]
     assert len(texts) >= 6
     assert list(islice(installed_texts(), 20)) == list(islice(installed_texts(), 20))
-
-
-def test_plain_file_is_one_text(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("one\n\ntwo")
-    assert file_texts(tmp_path / "a.txt") == ["one\n\ntwo"]
-
-
-def test_jsonl_gives_texts_and_documents(tmp_path: Path) -> None:
-    records = [{"text": "a"}, {"documents": ["b", {"text": "c", "title": "t"}], "question": "q"}]
-    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, records)) + "\n\n")
-    assert file_texts(tmp_path / "a.jsonl") == ["a", "b", "c"]
-
-
-@pytest.mark.parametrize(
-    "line", ["{", "[]", '{"title": "x"}', '{"text": 3}', '{"documents": [{"title": 1}]}']
-)
-def test_unusable_line_is_named(tmp_path: Path, line: str) -> None:
-    (tmp_path / "a.jsonl").write_text('{"text": "fine"}\n' + line)
-    with pytest.raises(SourceError, match=r"a\.jsonl', line 2"):
-        file_texts(tmp_path / "a.jsonl")
-
-
-def test_unreadable_file_is_named(tmp_path: Path) -> None:
-    (tmp_path / "binary").write_bytes(bytes(range(256)) * 8)
-    for name in ("absent.txt", "binary", "."):
-        with pytest.raises(SourceError, match="cannot read"):
-            file_texts(tmp_path / name)

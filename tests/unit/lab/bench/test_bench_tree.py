@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from blendrag.lab.bench.retrieval import Retrieval, RetrievedQuestion
+import numpy as np
+
 from blendrag.lab.bench.tree import held_nodes, plan_of
 from blendrag.lab.prompts import Prompt
+from blendrag.lab.questions import RetrievedQuestion, question_stream
 from blendrag.tree import Node
 
 
@@ -23,8 +25,8 @@ def test_plan_has_the_tokens_and_chunks_of_the_prompt() -> None:
 
 
 def test_question_comes_once_where_each_is_asked_once() -> None:
-    asked = tuple(RetrievedQuestion(str(number), (number,)) for number in range(50))
-    retrieval = Retrieval(("text",) * 50, asked, tuple(number // 10 for number in range(50)))
-    assert sorted(retrieval.stream(50, None, 0), key=lambda q: q.documents) == list(asked)
-    drawn = retrieval.stream(500, 1.0, 0)
+    asked = [RetrievedQuestion(str(number), (number,)) for number in range(50)]
+    article = np.arange(50) // 10
+    assert sorted(question_stream(asked, article, 50, None, 0), key=lambda q: q.documents) == asked
+    drawn = question_stream(asked, article, 500, 1.0, 0)
     assert len(drawn) == 500 and len(set(drawn)) <= 50

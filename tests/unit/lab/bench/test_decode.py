@@ -6,7 +6,7 @@ import json
 from functools import partial
 
 from blendrag.lab.bench.decode import ARMS, MEASURES, DecodeOptions, DecodeResults, print_decode
-from blendrag.lab.setup import Setup
+from blendrag.lab.results import Setup
 from blendrag.lab.statistics import Spread
 from blendrag.settings import Settings
 from paper_machine import MACHINE

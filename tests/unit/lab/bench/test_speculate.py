@@ -18,7 +18,7 @@ from blendrag.lab.bench.speculate import (
     print_speculate,
 )
 from blendrag.lab.bootstrap import difference
-from blendrag.lab.setup import Setup
+from blendrag.lab.results import Setup
 from blendrag.settings import Settings
 from paper_machine import MACHINE
 
@@ -39,7 +39,7 @@ def test_stated_share_of_lists_comes_true_and_a_wrong_list_is_another() -> None:
 
 def test_results_are_shown_and_are_json() -> None:
     setup = Setup(SpeculateOptions(), Settings(), replace(MACHINE, cpu="A CPU [model]"), ())
-    results = SpeculateResults((waited(2.0),), setup)
+    results = SpeculateResults((waited(2.0),), setup=setup)
     console = Console(record=True, width=120)
     print_speculate(results, console)
     shown = console.export_text()

@@ -13,12 +13,11 @@ import pytest
 from blendrag.errors import ConfigError
 from blendrag.lab.arms import BlendedPrefill, Sample
 from blendrag.lab.bench.axes import ALL, AXES, Point, axis_named, parse_ratios
-from blendrag.lab.bench.codecs import CodecCost
-from blendrag.lab.bench.ingest import IngestCost
+from blendrag.lab.bench.costs import CodecCost, IngestCost
 from blendrag.lab.bench.ttft import TtftOptions, TtftResults, _arms
-from blendrag.lab.bench.ttft_report import _labels, draw_sweep, draw_ttft, print_sweep, print_ttft
+from blendrag.lab.bench.ttft_report import draw_sweep, draw_ttft, print_sweep, print_ttft
 from blendrag.lab.prompts import PromptMaker
-from blendrag.lab.setup import Setup
+from blendrag.lab.results import Setup
 from blendrag.lab.statistics import summarise
 from blendrag.lab.texts import questions_of
 from blendrag.options import STEPS
@@ -135,8 +134,8 @@ def results(axis: str, *values: Any, ingest: bool = False) -> TtftResults:
         dict.fromkeys(values, summaries),
         cost if ingest else None,
         {
-            "raw": CodecCost(23040, 0, 0, 1, 2, {"reuse": 0, "blended": 0}),
-            "int8": CodecCost(11745, 0.003, 0.007, 0.9, 3, {"reuse": 0.0045, "blended": 0.0027}),
+            "raw": CodecCost(23040, 0, 0, {"reuse": 0, "blended": 0}),
+            "int8": CodecCost(11745, 0.003, 0.007, {"reuse": 0.0045, "blended": 0.0027}),
         },
         Setup(
             TtftOptions(axis, values, ingest=ingest), Settings(), replace(MACHINE, cpu="A CPU [model]"),
@@ -170,8 +169,3 @@ def test_json_has_the_fields_that_are_promised() -> None:
     assert read["ingest"]["ratio_to_plain"] == pytest.approx(8.0 / 8.5)
     (point,) = json.loads(json.dumps(results("chunks", 2).to_dict(), allow_nan=False))["points"]
     assert point["value"] == 2 and list(point["arms"]) == ["full", "prefix", "reuse", "blended"]
-
-
-def test_label_of_a_value_stands_clear_of_its_neighbours() -> None:
-    assert _labels([0.02, 0.05, 0.1, 0.15, 0.5]) == ["0.02", "", "0.1", "0.15", "0.5"]
-    assert _labels([512]) == ["512"]

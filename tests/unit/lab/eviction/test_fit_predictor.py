@@ -14,21 +14,19 @@ from blendrag.errors import PredictorError
 from blendrag.eviction.classifier import Classifier, shapes
 from blendrag.forecast.conversation import PROMPTS, Window
 from blendrag.forecast.features import Features
-from blendrag.forecast.log import ENDED_AFTER_S, Prompt, PromptLog
+from blendrag.forecast.log import ENDED_AFTER_S, Outcomes, Prompt, PromptLog
 from blendrag.lab.eviction.fit_predictor import (
-    Examples,
     Trained,
-    auc,
     examples,
     fit,
+    log_loss,
+    split,
     train_on_file,
     train_on_log,
     unseen,
 )
-from blendrag.lab.eviction.readers import Dialog, DialogTurn, read_dialogs
+from blendrag.lab.eviction.trace import Dialog, DialogTurn, read_dialogs
 from word_embedder import features, say, write_dialogs
-
-pytestmark = pytest.mark.slow
 
 NAME = "words"  # of the embedder
 LATER = 3 * ENDED_AFTER_S
@@ -36,7 +34,7 @@ LATER = 3 * ENDED_AFTER_S
 
 def test_what_conversations_end_with_is_learned(trained: Trained) -> None:
     found = trained.quality
-    assert found and found.auc > 0.85 and found.log_loss < 0.7 * found.base and trained.helps
+    assert found and found.log_loss < 0.7 * found.base and trained.helps
     windows = [Window.of(["how much"]), Window.of(["how much", "thanks bye"])]
     goes_on, ends = trained.classifier.probability(features().rows(windows))
     assert goes_on > ends + 0.2
@@ -110,49 +108,37 @@ def test_outcome_never_shows_in_what_is_known(turns: list[tuple[str, str]]) -> N
         assert list(window.prompts) == prompts[max(0, number - PROMPTS) : number]
 
 
-PAIRS = st.lists(
-    st.tuples(st.booleans(), st.sampled_from([0.0, 0.1, 0.35, 0.5, 0.9, 1.0])), min_size=1, max_size=40
-)
-
-
-@given(PAIRS)
-def test_auc_is_the_share_of_pairs_in_order(pairs: list[tuple[bool, float]]) -> None:
-    ones = [score for truth, score in pairs if truth]
-    zeros = [score for truth, score in pairs if not truth]
-    won = [(one > zero) + (one == zero) / 2 for one in ones for zero in zeros]
-    truth, score = (np.array(column) for column in zip(*pairs, strict=True))
-    assert auc(truth, score.astype(float)) == pytest.approx(np.mean(won) if won else 0.5)
-
-
-def drawn(count: int, rate: float, seed: int = 0) -> Examples:
+def drawn(count: int, rate: float, seed: int = 0) -> Outcomes:
     """Outcomes that follow from the last column, at ``rate`` on average."""
     random = np.random.default_rng(seed)
     rows = random.normal(size=(count, 7)).astype(np.float32)
     chance = 1 / (1 + np.exp(-(rows[:, -1] + np.log(rate / (1 - rate)))))
-    return Examples(rows, random.random(count) < chance, [str(each) for each in range(count)])
+    return Outcomes(rows, random.random(count) < chance, [str(each) for each in range(count)])
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.9])
 def test_weight_of_the_rarer_outcome_does_not_bias_the_odds(rate: float) -> None:
     known = drawn(3000, rate)
-    fitted = fit(known, drawn(800, rate, 1))
+    classifier, _ = fit(known, drawn(800, rate, 1))
     test = drawn(3000, rate, 2)
-    probability = fitted.classifier.probability(test.rows)
+    probability = classifier.probability(test.rows)
     assert probability.mean() == pytest.approx(test.continues.mean(), abs=0.04)
-    assert auc(test.continues, probability) > 0.65
+    assert log_loss(test.continues, probability) < log_loss(
+        test.continues, np.full(3000, test.continues.mean())
+    )
 
 
 def test_best_epoch_is_kept_and_not_the_last() -> None:
     valid = drawn(200, 0.5, 1)
-    fitted = fit(drawn(100, 0.5), valid)
-    probability = fitted.classifier.probability(valid.rows)
+    classifier, losses = fit(drawn(100, 0.5), valid)
+    probability = classifier.probability(valid.rows)
     loss = -np.mean(np.log(np.where(valid.continues, probability, 1 - probability)))
-    assert loss == pytest.approx(min(fitted.losses))
+    assert loss == pytest.approx(min(losses))
 
 
 def test_seed_decides_everything() -> None:
     known, valid = drawn(200, 0.5), drawn(100, 0.5, 1)
-    first, again, other = (fit(known, valid, seed).losses for seed in (3, 3, 4))
+    first, again, other = (fit(known, valid, seed)[1] for seed in (3, 3, 4))
     assert first == again != other
 
 
@@ -170,7 +156,6 @@ def test_numpy_computes_what_torch_trained() -> None:
 
 def test_conversation_is_never_in_both_parts() -> None:
     known = drawn(1000, 0.5)
-    known = Examples(known.rows, known.continues, [str(number // 5) for number in range(1000)])
-    rest, taken = known.split(0.3, "x")
-    assert not set(rest.dialogs) & set(taken.dialogs)
-    assert len(rest.dialogs) + len(taken.dialogs) == 1000 and 200 < len(taken.dialogs) < 400
+    known = Outcomes(known.rows, known.continues, [str(number // 5) for number in range(1000)])
+    rest, taken = (set(part.conversations) for part in split(known, 0.3, "x"))
+    assert not rest & taken and len(rest | taken) == 200 and 40 < len(taken) < 80

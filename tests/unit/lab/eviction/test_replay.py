@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from blendrag.errors import ConfigError
 from blendrag.eviction import POLICIES, EvictionPolicy, Use, make_policy
 from blendrag.eviction.interface import MayLeave, anything
-from blendrag.lab.eviction.belady import optimum
 from blendrag.lab.eviction.compare import oracle_forecasts
-from blendrag.lab.eviction.replay import prefill_cost, replay
+from blendrag.lab.eviction.replay import optimum, prefill_cost, replay
 from blendrag.lab.eviction.trace import Request, RequestTrace
 
 
@@ -87,7 +86,6 @@ class Watched(EvictionPolicy):
         return self.inner.victim(may_leave)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(POLICIES))
 @given(st.one_of(block_traces(), chunk_traces(), path_traces()), st.integers(1, 40))
 def test_no_policy_beats_the_optimum_and_the_cache_keeps_to_its_capacity(
@@ -103,10 +101,7 @@ def test_no_policy_beats_the_optimum_and_the_cache_keeps_to_its_capacity(
 @given(block_traces(), st.integers(1, 5))
 def test_optimum_finds_as_much_as_the_best_of_all_futures(trace: RequestTrace, capacity: int) -> None:
     """By trying every choice of what to hold, for prompts whose blocks are kept at once."""
-    requests = [
-        Request(one.at, one.keys[: len(one.keys) - one.answer], (1,) * (len(one.keys) - one.answer))
-        for one in trace.requests[:6]
-    ]
+    requests = [Request(one.at, one.asked, (1,) * len(one.asked)) for one in trace.requests[:6]]
     small = RequestTrace("small", requests, prefix=True, unit="blocks")
 
     @cache

@@ -8,11 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blendrag.lab.eviction.readers import Dialog, DialogTurn
-from blendrag.lab.eviction.trace import Request
-from blendrag.lab.eviction.workloads import BLOCK, DialogLoad, dialog_trace
+from blendrag.lab.eviction.source import BLOCK, dialog_trace
+from blendrag.lab.eviction.trace import Dialog, DialogTurn, Request, RequestTrace
 
-LOAD = DialogLoad(gap_s=10.0, active=4, seconds=400.0)
+ACTIVE = 4
+
+
+def some(dialogs: list[Dialog], seed: int = 0) -> RequestTrace:
+    return dialog_trace(dialogs, seconds=400.0, gap_s=10.0, active=ACTIVE, seed=seed)
 
 
 def talk(name: str, *texts: str) -> Dialog:
@@ -35,24 +38,23 @@ def by_conversation(requests: list[Request]) -> dict[str, list[Request]]:
 @pytest.mark.parametrize("seed", range(5))
 def test_as_many_conversations_at_once_as_allowed(seed: int) -> None:
     spans = []
-    for requests in by_conversation(list(dialog_trace(talks(60), LOAD, seed=seed).requests)).values():
-        assert requests[-1].finished is not None
+    for requests in by_conversation(list(some(talks(60), seed).requests)).values():
         spans.append((requests[0].at, requests[-1].finished))
     assert len(spans) > 20
-    assert max(sum(a <= at < b for a, b in spans) for at, _ in spans) == LOAD.active
+    assert max(sum(a <= at < b for a, b in spans) for at, _ in spans) == ACTIVE
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_user_answers_only_when_the_answer_is_there(seed: int) -> None:
-    for requests in by_conversation(list(dialog_trace(talks(60), LOAD, seed=seed).requests)).values():
+    for requests in by_conversation(list(some(talks(60), seed).requests)).values():
         for before, after in pairwise(requests):
-            assert before.finished is not None and before.at < before.finished < after.at
+            assert before.at < before.finished < after.at
 
 
 @given(st.lists(st.text(max_size=200), min_size=1, max_size=9), st.integers(0, 3 * BLOCK))
 def test_history_is_the_beginning_of_the_next(texts: list[str], system: int) -> None:
-    load = DialogLoad(gap_s=1.0, active=1, seconds=1e9, system_tokens=system, decode_s=0.0)
-    requests = dialog_trace([talk("c", *texts)], load, tokens=len).requests
+    dialogs = [talk("c", *texts)]
+    requests = dialog_trace(dialogs, seconds=1e9, active=1, system_tokens=system, tokens=len).requests
     assert len(requests) == (len(texts) + 1) // 2
     said = system
     for turn, request in enumerate(requests):
@@ -67,8 +69,7 @@ def test_history_is_the_beginning_of_the_next(texts: list[str], system: int) -> 
 
 
 def test_only_the_system_prompt_is_shared() -> None:
-    load = DialogLoad(gap_s=1.0, active=9, seconds=1e9, system_tokens=40)
-    trace = dialog_trace(talks(9), load)
+    trace = dialog_trace(talks(9), seconds=1e9, system_tokens=40)
     shared = set.intersection(*(set(r.keys) for r in trace.requests))
     assert shared == {"system:0", "system:1"}  # the third block of 16 has 8 tokens of the conversation's own
     conversations = by_conversation(list(trace.requests)).values()
@@ -77,24 +78,23 @@ def test_only_the_system_prompt_is_shared() -> None:
 
 
 def test_one_seed_gives_one_trace() -> None:
-    assert dialog_trace(talks(40), LOAD, seed=3).requests == dialog_trace(talks(40), LOAD, seed=3).requests
+    assert some(talks(40), 3).requests == some(talks(40), 3).requests
 
 
 def test_two_seeds_give_two_traces() -> None:
-    assert dialog_trace(talks(40), LOAD, seed=3).requests != dialog_trace(talks(40), LOAD, seed=4).requests
+    assert some(talks(40), 3).requests != some(talks(40), 4).requests
 
 
 def test_gaps_have_the_stated_mean() -> None:
-    load = DialogLoad(gap_s=100.0, active=50, seconds=1e9)
     dialogs = [talk(f"c{i}", *["hi"] * 41) for i in range(100)]
-    requests = by_conversation(list(dialog_trace(dialogs, load).requests))
-    gaps = [b.at - (a.finished or 0.0) for rs in requests.values() for a, b in pairwise(rs)]
+    requests = by_conversation(list(dialog_trace(dialogs, seconds=1e9, active=50).requests))
+    gaps = [b.at - a.finished for rs in requests.values() for a, b in pairwise(rs)]
     assert len(gaps) == 2000
     assert sum(gaps) / len(gaps) == pytest.approx(100.0, rel=0.1)  # 4.5 standard errors
 
 
 def test_conversation_without_a_user_is_left_out() -> None:
     silent = Dialog(id="silent", turns=(DialogTurn(role="assistant", text="hello?"),))
-    trace = dialog_trace([silent, talk("c", "hi")], LOAD)
+    trace = some([silent, talk("c", "hi")])
     assert [request.conversation for request in trace.requests] == ["c"]
-    assert dialog_trace([silent], LOAD).requests == []
+    assert some([silent]).requests == []

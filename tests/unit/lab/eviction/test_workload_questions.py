@@ -16,8 +16,8 @@ import pytest
 
 from blendrag.errors import SourceError
 from blendrag.lab import questions
+from blendrag.lab.eviction.source import RetrievalLoad, retrieval_trace
 from blendrag.lab.eviction.trace import RequestTrace
-from blendrag.lab.eviction.workloads import RetrievalLoad, retrieval_trace
 from blendrag.lab.questions import Embedded, Questions, embedded, read_questions
 from blendrag.models import DEFAULT_EMBEDDER
 

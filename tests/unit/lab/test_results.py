@@ -13,7 +13,7 @@ from rich.console import Console
 
 from blendrag.errors import ConfigError
 from blendrag.lab.canvas import check_plot_path
-from blendrag.lab.report import pasted
+from blendrag.lab.results import pasted
 from blendrag.tables import Page, table_with
 from paper_machine import MACHINE
 

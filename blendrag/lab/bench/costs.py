@@ -1,23 +1,30 @@
-"""The cost of filling a store next to plain prefill."""
+"""The cost of a store: of filling it beside plain prefill, and of its codec, on KV that the model made."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field, replace
 from typing import Any
+
+import numpy as np
+import torch
 
 from blendrag.engine.client.engine import Engine
 from blendrag.engine.client.generation import Sampling
 from blendrag.engine.client.stores import StoreClient
 from blendrag.lab.arms import reset
 from blendrag.lab.experiment import in_turn
-from blendrag.lab.scratch import scratch_store
+from blendrag.lab.scratch import ScratchStore, scratch_store
 from blendrag.progress import Progress
 from blendrag.settings import Settings
+from blendrag.store.codec import Codec
 from blendrag.store.contexts import Chunk
+from blendrag.store.record import Layout
 
+EXACT = "raw"
+_READ_BACK = 6  # chunks whose KV every codec is measured on
 _ONE_TOKEN = Sampling(max_tokens=1)
 _CALLS_PER_ROUND = 3  # as in a real ingest, a call's records are written while the next call computes
 
@@ -89,3 +96,39 @@ def _prefill_plainly(store: StoreClient, calls: Sequence[Sequence[Chunk]]) -> In
     for batch in calls:
         asyncio.run(all_at_once(batch))
     return IngestCost(plain_s=time.perf_counter() - begin)
+
+
+@dataclass(frozen=True, slots=True)
+class CodecCost:
+    """The cost of a codec. k_error, v_error: norm of the difference by norm, mean over chunks and layers.
+    kl_from_exact: by arm, of its first tokens against those with the codec ``EXACT``."""
+
+    bytes_per_token: float
+    k_error: float
+    v_error: float
+    kl_from_exact: dict[str, float] = field(default_factory=dict)
+
+
+def measure_codecs(names: Sequence[str], exact: ScratchStore, dtype: str) -> dict[str, CodecCost]:
+    """Return per codec its cost on the KV in ``exact``, a store with the codec ``EXACT``; dtype: the
+    engine's."""
+    records = exact.read_back(exact.chunks[:_READ_BACK], dtype)
+    layouts = {name: Layout(replace(exact.identity, codec=name), dtype) for name in names}
+    return {name: measure_codec(layout.codec, records) for name, layout in layouts.items()}
+
+
+def measure_codec(codec: Codec, records: Sequence[torch.Tensor]) -> CodecCost:
+    """Measure a codec on KV as the model made it, each [layers, 2, tokens, heads, size]."""
+    layers, _, tokens = records[0].shape[:3]
+    key, value = np.mean([_errors(codec, each) for each in records], axis=0)
+    return CodecCost(layers * codec.row_bytes(tokens) / tokens, float(key), float(value))
+
+
+def _errors(codec: Codec, kv: torch.Tensor) -> list[float]:
+    """Return the relative error of K and of V, mean over layers."""
+    found = torch.empty_like(kv)
+    for row, (key, value) in zip(codec.encode(kv), found, strict=True):
+        codec.decode(row, kv.shape[2], key, value)
+    exact = kv.float().flatten(2)
+    ratio: list[float] = ((found.float().flatten(2) - exact).norm(dim=2) / exact.norm(dim=2)).mean(0).tolist()
+    return ratio

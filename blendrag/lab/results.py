@@ -1,0 +1,87 @@
+"""Results of commands that measure: with what they were measured, as JSON, and their tables on pages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
+
+from rich.console import Console
+
+from blendrag.machine import Machine
+from blendrag.tables import Page
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    from blendrag.engine.client.engine import Engine
+    from blendrag.lab.prompts import Prompt
+    from blendrag.settings import Settings
+
+Options = TypeVar("Options", bound="DataclassInstance")
+R = TypeVar("R", bound="Results")
+
+_SETTINGS = {"codec", "tiers", "blend_share"}
+
+
+@dataclass(frozen=True, slots=True)
+class Setup(Generic[Options]):
+    """The setup of a measurement. options: the command's. prompt_tokens: lengths of the prompts, each once,
+    ascending."""
+
+    options: Options
+    settings: Settings
+    machine: Machine
+    prompt_tokens: tuple[int, ...]
+
+    @classmethod
+    def of(cls, engine: Engine, settings: Settings, options: Options, prompts: Iterable[Prompt]) -> Self:
+        lengths = tuple(sorted({len(prompt.token_ids) for prompt in prompts}))
+        return cls(options, settings, engine.facts.machine(settings.model), lengths)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return ``machine`` and ``config``, for JSON."""
+        blending = self.settings.blending
+        config = {"ratio": blending.recompute_ratio, "selector": blending.selector}
+        config |= self.settings.model_dump(mode="json", include=_SETTINGS) | asdict(self.options)
+        return {"machine": asdict(self.machine), "config": config | {"prompt_tokens": self.prompt_tokens}}
+
+
+class Results(Protocol):
+    """The results of a command that measures. ``to_dict``: for JSON; of an engine, with its ``machine``."""
+
+    def to_dict(self) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineResults(Generic[Options]):
+    """Results that are JSON field by field, beside what they were measured with."""
+
+    setup: Setup[Options]
+
+    def to_dict(self) -> dict[str, Any]:
+        own = asdict(self)
+        del own["setup"]
+        return own | self.setup.to_dict()
+
+
+def pasted(table: Callable[[R, Console], None], name: str, path: Path | None) -> Callable[[R, Console], None]:
+    """Return a ``table`` whose tables are pasted into a page, too, if there is one. Raises ConfigError if it
+    has no place for any."""
+    if path is None:
+        return table
+    page = Page(path, name)
+
+    def show(results: R, console: Console) -> None:
+        page.watch(console)
+        table(results, console)
+        machine = Machine(**results.to_dict()["machine"])
+        page.paste(f"Commit {str(machine.commit)[:7]}, {where(machine)}.")
+
+    return show
+
+
+def where(machine: Machine) -> str:
+    """Return a machine in a line, for a footnote."""
+    return f"{Path(machine.model).name} on {machine.cpu}, {machine.threads} threads"
