@@ -22,9 +22,9 @@ class Step(NamedTuple):
 
 
 STEPS: dict[Quality, Step] = {
-    "fast": Step("first_k", 0.05),
-    "balanced": Step("query", 0.15),
-    "close": Step("query", 0.3),
+    "fast": Step("last", 0.03),
+    "balanced": Step("last", 0.06),
+    "close": Step("last", 0.12),
 }
 
 
@@ -47,7 +47,7 @@ class BlendOverrides(BaseModel):
         default=None, description="False prefills every prompt plainly, for comparison."
     )
     selector: str | None = Field(
-        default=None, description="Which cached tokens are recomputed: query, hkvd@0.15:metric=k, ..."
+        default=None, description="Which cached tokens are recomputed: last, hkvd@0.15:metric=k, ..."
     )
     recompute_ratio: float | None = Field(default=None, description="Share of the cached tokens that are.")
     kv_budget: int | str | None = Field(

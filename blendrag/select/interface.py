@@ -26,11 +26,11 @@ class CachedTokens:
     deviation: [n] float32, squared L2 distance between fresh and stored K/V at the check layer;
         None at layer 0, before anything was computed, and where nobody reads it.
     norm: mean squared L2 norm of the fresh K/V there, the unit of thresholds.
-    last: [n] float32, the part of ``attention`` that is the prompt's last token's.
-    runs: [n] int64, place of each token in the run of cached tokens that it stands in.
     attention: [n] float32, softmax mass that the question's tokens put on each cached token over reused KV,
         summed over heads, question tokens and the upper half of the layers; None unless the selector reads
         the question.
+    last: [n] float32, the part of ``attention`` that the prompt's last token pays.
+    runs: [n] int64, place of each token in its run of cached tokens without others between them.
     """
 
     offsets: torch.Tensor

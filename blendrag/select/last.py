@@ -1,5 +1,5 @@
-"""The selector by the attention of the prompt's last token, which the first token of the answer comes
-from."""
+"""The selector by the attention of the prompt's last token, which the answer's first one comes from, and of
+the question."""
 
 from __future__ import annotations
 
@@ -15,32 +15,33 @@ from blendrag.select.static import StaticSelector
 
 @register_selector("last")
 class Last(StaticSelector, RankedSelector):
-    """A selector of the top ``ratio`` by the last token's attention and a share of the whole question's."""
+    """A selector of the top ``ratio`` by the attention of the prompt's last token and of the whole question,
+    in equal shares. The first decides the answer's first token, the second its later ones.
+
+    Tokens at the beginning of a document count for more, since they deviate most: they were the first of
+    what they were prefilled with.
+
+    question: the weight of the whole question, where the last token has 1. shift: whether the other tokens
+    move with those near them that are recomputed.
+    """
 
     reads_question = True
     arguments: ClassVar[Mapping[str, Reader]] = {
         **Selector.arguments,
         "question": number(),
-        "prior": number(),
-        "group": number(),
         "shift": yes_or_no,
     }
 
-    def __init__(
-        self,
-        ratio: float,
-        question: float = 0.0,
-        prior: float = 0.5,
-        group: float = 1,
-        shift: bool = True,
-        **others: Any,
-    ) -> None:
+    def __init__(self, ratio: float, question: float = 1.0, shift: bool = True, **others: Any) -> None:
         super().__init__(ratio, **others)
-        self._question, self._prior, self._group, self.shifts = question, prior, int(group), shift
+        self._question, self.shifts = question, shift
 
     def rank(self, tokens: CachedTokens) -> torch.Tensor:
-        assert tokens.attention is not None and tokens.last is not None and tokens.runs is not None
-        scores = tokens.last / tokens.last.sum() + self._question * tokens.attention / tokens.attention.sum()
-        scores = scores / (1.0 + tokens.runs) ** self._prior
-        of = torch.arange(len(scores)) // self._group
-        return torch.zeros(len(scores)).index_add_(0, of, scores)[of]
+        attention, last, runs = tokens.attention, tokens.last, tokens.runs
+        assert attention is not None and last is not None and runs is not None, "it reads the question"
+        scores = _share(last) + self._question * _share(attention)
+        return scores / (1.0 + runs).sqrt()
+
+
+def _share(attention: torch.Tensor) -> torch.Tensor:
+    return attention / attention.sum().clamp_min(1e-30)

@@ -34,14 +34,14 @@ from blendrag.settings import Settings, SharedPrefix
 from blendrag.store.codec import CODECS
 
 FULL, REUSE, LMCACHE, PAPER, ADAKV, CONTEXT = "full", "reuse", "lmcache", "paper", "adakv", "context"
-RATIOS = (0.05, 0.1, 0.15, 0.3)
+RATIOS = (0.03, 0.06, 0.12, 0.3)
 
 ArmKind = Literal["full", "reordered", "stored"]
 Variant = tuple[str, SharedPrefix, int]  # of stored KV: codec, shared prefix, context's tokens
 
 _PAPER_RATIOS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)  # CacheBlend's Figures 12 and 16 lie within them
 _PAPER_SELECTORS = (
-    "hkvd", "hkvd:metric=k", "hkvd:metric=kv", "gradual", "first_k", "query", "random", LMCACHE
+    "hkvd", "hkvd:metric=k", "hkvd:metric=kv", "gradual", "first_k", "query", "last", "random", LMCACHE
 )  # fmt: skip
 _RIVALS = ("hkvd", "first_k", "random")
 _UNSTORED: tuple[ArmKind, ...] = ("full", "reordered")
