@@ -74,9 +74,11 @@ class FusedPrefill:
         return round(sum(recomputed) / len(recomputed))
 
     def _shift(self, repaired: Ints) -> Shift | None:
+        """Return what moves the tokens that are not repaired, if the selector wants it, and it can be."""
         forward = self._forward
         some = 0 < repaired.size < forward.tokens.cached.size
-        return Shift(forward, repaired) if self._selector.shifts and some and forward.pages.readable else None
+        moves = self._selector.shifts and some and forward.pages.readable and forward.decoder.unrotates
+        return Shift(forward, repaired) if moves else None
 
     def _choose(self, layer: int, repaired: Ints, positions: Indices, projected: Projected) -> Indices:
         """Return the rows that go on: all but the cached tokens that the selector drops."""

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from blendrag.engine.forward.decoder import Projected, Unrotation
+from blendrag.engine.forward.decoder import Projected
 from blendrag.engine.forward.indices import Indices, Ints, upload
 from blendrag.engine.forward.paged import Places
 from blendrag.engine.forward.prompt_forward import KV, PromptForward
+from blendrag.engine.forward.rotation import Unrotation
 
 # Measured on chunks of 48 to 512 tokens (docs/results.md), and flat around these.
 _RANGE = 32.0  # in tokens, over which a weight falls to 1/e

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Self
+from functools import cached_property, partial
+from typing import Any
 
 import torch
 
@@ -22,6 +23,7 @@ from blendrag.engine.compat.model import (
     rotate,
 )
 from blendrag.engine.forward.indices import Indices
+from blendrag.engine.forward.rotation import Unrotation
 from blendrag.errors import ModelNotSupportedError
 
 
@@ -81,45 +83,6 @@ class Attended:
 Attention = Callable[[Projected], Attended]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Unrotation:
-    """The inverse of RoPE at some positions, whichever numbers of a head it turns, and by which factor it
-    scales them.
-
-    RoPE turns pairs of numbers: R = c + s J, where J swaps the two of a pair and changes a sign. Its
-    transpose, which turns back, is c - s J = 2 c - R, so that one more rotation is all that it takes.
-    """
-
-    rotate: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-    positions: torch.Tensor
-    cosines: torch.Tensor  # [n, head_size]
-    squares: torch.Tensor  # [head_size], of the factor that RoPE scales by
-
-    @classmethod
-    def of(
-        cls,
-        rotate: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-        positions: torch.Tensor,
-        size: int,
-        dtype: torch.dtype,
-    ) -> Self:
-        """Learn it from ``rotate(positions, [n, size])``: the pairs from one matrix, the cosines from a row
-        of ones at each position, whose pairs become (c - s, c + s)."""
-        one_hot = torch.eye(size, dtype=dtype, device=positions.device)
-        turned = rotate(positions.new_full((size,), 1), one_hot.clone()).float()
-        partner = (turned.abs() + one_hot.float() * -2).argmax(1)
-        partner = torch.where(
-            turned.gather(1, partner[:, None])[:, 0] == 0, torch.arange(size).to(partner), partner
-        )
-        ones = rotate(positions, torch.ones(len(positions), size, dtype=dtype, device=positions.device))
-        return cls(rotate, positions, (ones + ones[:, partner]) / 2, turned.square().sum(1).to(dtype))
-
-    def __call__(self, key: torch.Tensor) -> torch.Tensor:
-        """Return K before RoPE of ``key``, [n, kv_heads, head_size]."""
-        turned = self.rotate(self.positions, key.flatten(1).clone()).view(key.shape)
-        return (2 * self.cosines[:, None] * key - turned) / self.squares
-
-
 class Decoder(ABC):
     """A model's layers. ``prefill_layer`` advances rows of the residual stream by one layer."""
 
@@ -154,6 +117,20 @@ class Decoder(ABC):
         ``key``."""
         rotated = rotate(self.rotaries[layer], positions, key.flatten(1))
         return rotated.view(key.shape)
+
+    @cached_property
+    def unrotates(self) -> bool:
+        """Return whether :meth:`unrotation` is right for all layers: their RoPE turns pairs of numbers."""
+        layers = {id(rotary): layer for layer, rotary in enumerate(self.rotaries)}
+        device = next(self.model.parameters()).device
+        positions = torch.tensor([0, 1, 5, 77, 500], device=device)
+        key = torch.linspace(-1, 1, 5 * math.prod(self.kv_shape), device=device)
+        key = key.view(5, *self.kv_shape).to(self.dtype)
+        for layer in layers.values():
+            back = self.unrotation(layer, positions)(self.rotate_keys(layer, positions, key.clone()))
+            if not torch.allclose(back, key, atol=0.05):
+                return False
+        return True
 
     def unrotation(self, layer: int, positions: torch.Tensor) -> Unrotation:
         """Return what takes K at ``positions``, [n], back to K before RoPE."""

@@ -18,9 +18,9 @@ from vllm.model_executor.layers.rotary_embedding import get_rope
 from blendrag.engine.blend.blending import Choices, LoadedModel
 from blendrag.engine.blend.shift import Shift
 from blendrag.engine.compat.model import rotate
-from blendrag.engine.forward.decoder import Unrotation
 from blendrag.engine.forward.indices import Ints
 from blendrag.engine.forward.prompt_forward import CachedSpan, PromptTokens
+from blendrag.engine.forward.rotation import Unrotation
 from blendrag.engine.wire.recipe import BlendOrder
 from blendrag.options import BlendOptions
 from chunked_prompt import BLOCK_IDS, ChunkedPrompt
