@@ -50,13 +50,6 @@ def test_missing_embedding_model_is_a_user_error(tmp_path: Path) -> None:
         Embedder(tmp_path / "nothing").embed(["text"])
 
 
-def test_importing_does_not_load_heavy_libraries() -> None:
-    code = "import sys, blendrag.embedder, blendrag.index.vectors, blendrag.index.ledger; "
-    code += "print(sorted({'torch', 'chromadb', 'sentence_transformers', 'vllm'} & set(sys.modules)))"
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert answer.stdout.strip() == "[]"
-
-
 def test_shorter_version_leaves_no_rows_of_the_longer_one(store: VectorStore) -> None:
     store.put("a", [("k0", "0"), ("k1", "10"), ("k2", "20")])
     store.put("a", [("k3", "30")])
