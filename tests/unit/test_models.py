@@ -27,10 +27,10 @@ from blendrag.models import (
 from blendrag.settings import Settings
 
 
-def make_model(folder: Path, seed: int = 0, **config: Any) -> Path:
+def make_model(folder: Path, **config: Any) -> Path:
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps({"model_type": "llama", **config}))
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     tensors = {name: torch.randn(256, 64, generator=generator) for name in ("a.weight", "b.weight")}
     save_file(tensors, folder / "model.safetensors")
     return folder
