@@ -46,16 +46,6 @@ def test_an_answers_evidence_adds_up_blended_cached_and_plain(filled: BlendIndex
     assert_adds_up(plain)
 
 
-def test_ratio_1_answers_as_plain_prefill_does(open_index: Open, folder: Path, bench: Bench) -> None:
-    index = open_index(recompute_ratio=1.0, max_tokens=16)
-    index.ingest(folder)
-    bench.reset()
-    blended = index.ask(QUESTION)
-    assert blended.evidence.plain is None and blended.evidence.reused == 0
-    bench.reset()
-    assert index.ask(QUESTION, blend=False).text == blended.text
-
-
 def test_every_way_of_asking_gives_the_same_answer(filled: BlendIndex, bench: Bench) -> None:
     def alone(ask: Callable[[], Answer | None]) -> Answer | None:
         bench.reset()
@@ -73,14 +63,6 @@ def test_every_way_of_asking_gives_the_same_answer(filled: BlendIndex, bench: Be
     ]
     texts = {answer.text for answer in answers if answer}
     assert len(texts) == 1 and None not in answers
-
-
-def test_a_stopped_answer_frees_its_request(filled: BlendIndex, bench: Bench) -> None:
-    stream = filled.stream(QUESTION, max_tokens=2000)
-    next(iter(stream))
-    stream.close()
-    assert stream.answer is None
-    bench.reset()
 
 
 def test_explain_tells_of_every_token_and_agrees_with_the_answer(filled: BlendIndex, bench: Bench) -> None:

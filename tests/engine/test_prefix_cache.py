@@ -8,7 +8,7 @@ import pytest
 
 from blendrag.engine.client.generation import Sampling
 from blendrag.engine.client.prior_turns import PriorTurns
-from workbench import CHUNK_TOKENS, FIRST, Bench, distance, divergence
+from workbench import CHUNK_TOKENS, FIRST, Bench, distance
 
 pytestmark = pytest.mark.engine
 
@@ -31,23 +31,6 @@ def test_a_blended_request_after_a_plain_one_does_not_use_its_kv(bench: Bench) -
     bench.plain(prompt)
     after = bench.engine.generate(prompt.token_ids, FIRST, bench.recipe(prompt, ratio=0.0))
     assert after.logprobs == alone.logprobs
-
-
-def test_the_same_recipe_again_hits_the_prefix_cache(bench: Bench) -> None:
-    prompt = bench.prompt(bench.pieces[:5])
-    first = bench.blended(prompt, TEXT, ratio=1.0)
-    again = bench.engine.generate(prompt.token_ids, TEXT, bench.recipe(prompt, ratio=1.0))
-    assert again.report is None and again.prefix_tokens > 0
-    assert again.token_ids == first.token_ids
-
-
-def test_what_a_prefix_hit_leaves_is_computed_exactly(bench: Bench) -> None:
-    prompt = bench.prompt(bench.pieces[:5])
-    full = bench.plain(prompt)
-    first = bench.blended(prompt, ratio=0.0)
-    again = bench.engine.generate(prompt.token_ids, FIRST, bench.recipe(prompt, ratio=0.0))
-    assert again.report is None and again.prefix_tokens > 0
-    assert divergence(full, again) <= divergence(full, first)
 
 
 def test_another_long_question_behind_a_prefix_hit_is_the_engines_own(bench: Bench) -> None:

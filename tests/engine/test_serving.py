@@ -101,18 +101,12 @@ def test_preempted_requests_give_the_texts_of_undisturbed_ones(bench: Bench, sta
     for _ in range(1 if stage == "early" else 6):
         for number, stream in enumerate(streams):
             texts[number] += next(stream).text
-    preempt_all(bench)
+    bench.preempt_all()
     for number, stream in enumerate(streams):
         for delta in stream:
             texts[number] += delta.text
             jobs[number].check(delta)
     assert texts == alone
-
-
-def preempt_all(bench: Bench) -> None:
-    """What the scheduler does when KV blocks run out: every running request loses its KV and waits."""
-    engine = bench.engine
-    assert engine._submit(engine._llm.reset_prefix_cache(reset_running_requests=True)).result()
 
 
 def test_requests_that_need_more_kv_than_there_is_all_end_right(bench: Bench) -> None:

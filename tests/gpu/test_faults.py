@@ -163,13 +163,11 @@ def test_requests_beside_each_other_give_full_prefills_answers(
 def test_request_that_loses_its_kv_gives_full_prefills_answer(
     bench: Bench, judge: Callable[..., None]
 ) -> None:
-    """As when blocks run out: the scheduler preempts what is running."""
     prompt = bench.prompt(bench.pieces[:4])
     expected, forced = full(bench, prompt)
     stream = bench.engine.stream(prompt.token_ids, forced, bench.recipe(prompt, ratio=1.0))
     whole = next(stream)
-    engine = bench.engine
-    engine._submit(engine._llm.reset_prefix_cache(reset_running_requests=True)).result()
+    bench.preempt_all()
     for delta in stream:
         whole = whole.joined(delta)
     judge("preempted", expected, whole)

@@ -111,6 +111,15 @@ def register(
     catalogue.close()
 
 
+def release(root: Path) -> list[str]:
+    """Delete what was registered, as the client process does, also while no engine runs."""
+    catalogue = Catalogue.open(root, IDENTITY)
+    try:
+        return catalogue.release("doc")
+    finally:
+        catalogue.close()
+
+
 def rows(*keys: str) -> list[tuple[str, str, tuple[int, ...]]]:
     """What to register under an owner: a text and three tokens for each key."""
     return [(key, f"text of {key}", (1, 2, 3)) for key in keys]

@@ -124,6 +124,11 @@ class Bench:
             assert time.monotonic() < deadline, "requests that ended still hold KV"
             time.sleep(0.05)
 
+    def preempt_all(self) -> None:
+        """What the scheduler does when KV blocks run out: every running request loses its KV and waits."""
+        engine = self.engine
+        assert engine._submit(engine._llm.reset_prefix_cache(reset_running_requests=True)).result()
+
     def plain(self, prompt: Prompt, sampling: Sampling = FIRST) -> Delta:
         """Full prefill, nothing taken from the prefix cache."""
         self.reset()

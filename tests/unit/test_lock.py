@@ -37,10 +37,6 @@ def test_installed_version_is_the_pinned_one(name: str) -> None:
     assert version(name).partition("+")[0] == pinned((CPU | DEV)[name])
 
 
-def test_no_package_is_pinned_twice() -> None:
-    assert not set(CPU) & set(DEV)
-
-
 RUNTIME = [*PROJECT["dependencies"], *EXTRAS["cpu"], *EXTRAS["documents"], *EXTRAS["lab"], *EXTRAS["smollm2"]]
 
 

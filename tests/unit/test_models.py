@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -29,21 +27,13 @@ from blendrag.models import (
 from blendrag.settings import Settings
 
 
-def make_model(folder: Path, seed: int = 0, **config: Any) -> Path:
+def make_model(folder: Path, **config: Any) -> Path:
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps({"model_type": "llama", **config}))
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     tensors = {name: torch.randn(256, 64, generator=generator) for name in ("a.weight", "b.weight")}
     save_file(tensors, folder / "model.safetensors")
     return folder
-
-
-def test_importing_models_does_not_load_torch_or_transformers() -> None:
-    code = "import sys, blendrag.models; print(sorted({'torch', 'transformers', 'vllm'} & set(sys.modules)))"
-    assert (
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-        == "[]\n"
-    )
 
 
 def test_packaged_default_is_complete_and_speaks_the_chat_template(tokenizer: Any) -> None:
@@ -235,12 +225,6 @@ def test_digest_survives_a_copy(tmp_path: Path) -> None:
     one = make_model(tmp_path / "one", transformers_version="5.18")
     other = make_model(tmp_path / "other", transformers_version="5.19")
     assert model_digest(one) == model_digest(other)
-
-
-def test_other_weights_of_the_same_shape_have_another_digest(tmp_path: Path) -> None:
-    assert model_digest(make_model(tmp_path / "a", seed=0)) != model_digest(
-        make_model(tmp_path / "b", seed=1)
-    )
 
 
 def test_one_changed_tensor_changes_the_digest(tmp_path: Path) -> None:

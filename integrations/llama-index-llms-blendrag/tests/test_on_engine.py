@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Literal
 
 import chromadb
@@ -64,10 +62,6 @@ def text_of(response: Any) -> str:
     return response.message.content if hasattr(response, "message") else response.text
 
 
-def test_metadata_says_what_the_engine_does(llm: BlendLLM, engine: Any) -> None:
-    assert llm.metadata.context_window == engine.max_model_len
-
-
 async def test_nine_methods_give_one_text(llm: BlendLLM) -> None:
     messages = [ChatMessage("Name three colours.")]
     whole = [
@@ -95,22 +89,6 @@ async def test_nine_methods_give_one_text(llm: BlendLLM) -> None:
     )
 
 
-async def test_event_loop_ticks_while_the_engine_works(llm: BlendLLM) -> None:
-    ticks = 0
-
-    async def tick() -> None:
-        nonlocal ticks
-        while True:
-            await asyncio.sleep(0.01)
-            ticks += 1
-
-    ticking = asyncio.create_task(tick())
-    answers = await asyncio.gather(*(llm.acomplete(f"Count to {n}.") for n in (3, 4, 5)))
-    ticking.cancel()
-    assert all(answer.text for answer in answers)
-    assert ticks > 5
-
-
 @pytest.mark.parametrize("mode", ["compact", "tree_summarize"])
 def test_query_engine_reuses_every_document_and_off_none(
     llm: BlendLLM, index: VectorStoreIndex, events: Any, mode: Any
@@ -130,16 +108,6 @@ def test_query_engine_reuses_every_document_and_off_none(
     plain = events.of(BlendCacheEvent)[1]
     assert plain.evidence["reused"] == 0
     assert plain.usage["prompt_tokens"] == blended.usage["prompt_tokens"]
-
-
-def test_everything_recomputed_gives_the_text_of_plain_prefill(
-    llm: BlendLLM, index: VectorStoreIndex
-) -> None:
-    found = index.as_retriever(similarity_top_k=3).retrieve(QUESTION)
-    prompt = "\n\n".join(one.node.get_content("llm").strip() for one in found) + "\n\n" + QUESTION
-    exact = llm.complete(prompt, recompute_ratio=1.0, selector="all")
-    assert exact.raw["blendrag"]["recomputed"] > 0
-    assert exact.text == llm.complete(prompt, blend=False).text
 
 
 class Verdict(BaseModel):
@@ -197,12 +165,3 @@ def test_warmed_index_in_memory_is_blended(llm: BlendLLM, prose: str) -> None:
     response = llm.complete("\n\n".join(node.get_content("llm") for node in nodes))
     assert response.raw["blendrag"]["plain"] is None
     assert response.additional_kwargs["cache_read_tokens"] > 0
-
-
-def test_closed_and_used_again(llm: BlendLLM, engine_options: dict[str, Any], tmp_path: Path) -> None:
-    options = dict(engine_options)
-    window, model = options.pop("max_model_len"), options.pop("model")
-    with BlendLLM(model=model, kv_dir=tmp_path, context_window=window, engine_options=options) as other:
-        first = other.complete("Hello?", max_tokens=4).text
-    assert other.complete("Hello?", max_tokens=4).text == first
-    other.close()

@@ -15,7 +15,7 @@ from blendrag.store.catalogue import Catalogue
 from blendrag.store.maintenance import gc
 from blendrag.store.maintenance.verify import Verifier
 from blendrag.store.tiers import TierSpec
-from stores import IDENTITY, A, B, C, open_stack, record_of, register, states
+from stores import A, B, C, open_stack, record_of, register, release, states
 
 Blendrag = Callable[..., Result]
 
@@ -49,9 +49,7 @@ def test_verify_exits_with_1_until_the_problem_is_repaired(blendrag: Blendrag, i
 
 
 def test_gc_says_what_it_freed(blendrag: Blendrag, index: Path) -> None:
-    catalogue = Catalogue.open(index, IDENTITY)
-    catalogue.release("doc")
-    catalogue.close()
+    release(index)
     assert "doomed: 3 files" in blendrag("gc").stdout
     freed = json.loads(blendrag("gc", "--json").stdout)
     assert freed["files"] == {} and freed["total"] >= 0
@@ -138,9 +136,7 @@ def test_gc_and_verify_look_where_the_settings_say(
     store.close()
     monkeypatch.setenv("BLENDRAG_TIERS", json.dumps([home.plain()]))
     assert "1 records are sound" in blendrag("verify").stdout
-    catalogue = Catalogue.open(root, IDENTITY)
-    catalogue.release("doc")
-    catalogue.close()
+    release(root)
     (workdir / "big").rename(workdir / "unmounted")
     result = blendrag("gc")
     assert result.exit_code == 1 and "1 chunks to be deleted are in a tier" in result.stderr

@@ -165,14 +165,3 @@ def test_no_damage_to_a_document_raises_anything_but_unusable(suffix: str, data:
     del damaged[data.draw(st.integers(len(damaged) // 2, len(damaged))) :]
     with suppress(Unusable):
         content(bytes(damaged), suffix)
-
-
-@pytest.mark.parametrize(
-    "failure", [RecursionError(), MemoryError(), AssertionError("inside"), KeyError("x")]
-)
-def test_whatever_a_reader_fails_with_is_a_reason(failure: Exception) -> None:
-    def fails(_: bytes) -> Content:
-        raise failure
-
-    with pytest.raises(Unusable, match=type(failure).__name__):
-        read(fails, b"")

@@ -94,7 +94,9 @@ def test_large_file_without_a_reader_is_not_read_whole(folder: Path) -> None:
     assert reasons(list(load_sources(folder))) == {"disk.img": "no reader for .img files"}
 
 
-@pytest.mark.parametrize("failure", [RecursionError("too deep"), MemoryError(), ValueError("inside")])
+@pytest.mark.parametrize(
+    "failure", [RecursionError("too deep"), MemoryError(), AssertionError("inside"), KeyError("x")]
+)
 def test_file_that_a_reader_fails_on_is_skipped_and_the_walk_goes_on(
     failure: Exception, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,13 +50,6 @@ def test_missing_embedding_model_is_a_user_error(tmp_path: Path) -> None:
         Embedder(tmp_path / "nothing").embed(["text"])
 
 
-def test_importing_does_not_load_heavy_libraries() -> None:
-    code = "import sys, blendrag.embedder, blendrag.index.vectors, blendrag.index.ledger; "
-    code += "print(sorted({'torch', 'chromadb', 'sentence_transformers', 'vllm'} & set(sys.modules)))"
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert answer.stdout.strip() == "[]"
-
-
 def test_purge_overwrites_what_hnswlib_wrote_of_memory_that_it_had_not_set(
     store: VectorStore, tmp_path: Path
 ) -> None:

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from closed import filled
 from proxy import Proxy
 from servers import KINDS, Served, serving
 
@@ -18,3 +20,9 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def proxy(served: Served) -> Iterator[Proxy]:
     with Proxy(served.server.address) as proxy:
         yield proxy
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A closed index of four chunks; the store and all its files are real."""
+    return filled(tmp_path / "index")

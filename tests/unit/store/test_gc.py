@@ -4,17 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from blendrag.store.catalogue import Catalogue
-from closed import collected, filled, flip, verified, write_record
+from closed import collected, flip, verified, write_record
 from stores import IDENTITY, A, B, C, D, make_chunk, make_record, record_of, states
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    """A closed index of four chunks; the store and all its files are real."""
-    return filled(tmp_path / "index")
 
 
 def test_gc_takes_all_that_is_useless_and_nothing_else(root: Path) -> None:

@@ -18,7 +18,6 @@ from blendrag.store.catalogue import Catalogue
 from blendrag.store.record import Miss, Record
 from blendrag.store.tiers import DiskTier, Opened, TierSpec
 from stores import (
-    IDENTITY,
     RECORD,
     A,
     B,
@@ -38,6 +37,7 @@ from stores import (
     quarantined,
     record_of,
     register,
+    release,
     same,
     size,
     states,
@@ -206,9 +206,7 @@ def test_chunk_deleted_while_it_is_written_leaves_nothing(
     write = DiskTier._write
 
     def write_slowly(tier: DiskTier, record: Record) -> None:
-        catalogue = Catalogue.open(tmp_path, IDENTITY)  # the client's
-        assert catalogue.release("doc") == [A.key]
-        catalogue.close()
+        assert release(tmp_path) == [A.key]
         write(tier, record)
 
     monkeypatch.setattr(DiskTier, "_write", write_slowly)

@@ -8,13 +8,25 @@ from pathlib import Path
 import pytest
 
 from blendrag.errors import StoreError
-from blendrag.store.catalogue import Catalogue
 from blendrag.store.maintenance.closed_index import closed_index, other_tiers
 from blendrag.store.maintenance.gc import Freed, collect
 from blendrag.store.maintenance.verify import Verifier, VerifyReport
 from blendrag.store.tiers import TierSpec
 from closed import flip, found
-from stores import IDENTITY, LAYOUT, RECORD, A, B, C, make_chunk, open_stack, put, register, shared, states
+from stores import (
+    LAYOUT,
+    RECORD,
+    A,
+    B,
+    C,
+    make_chunk,
+    open_stack,
+    put,
+    register,
+    release,
+    shared,
+    states,
+)
 
 RAM, DISK = TierSpec(kind="ram", bytes=1 << 20), TierSpec(kind="disk")
 
@@ -46,20 +58,13 @@ def collected(root: Path, *stack: TierSpec) -> Freed:
         return collect(index, stack)
 
 
-def forget(root: Path) -> None:
-    """Delete the index's document while no engine runs."""
-    catalogue = Catalogue.open(root, IDENTITY)
-    catalogue.release("doc")
-    catalogue.close()
-
-
 def doomed(root: Path) -> set[str]:
     with closed_index(root) as index:
         return set(index.catalogue.doomed())
 
 
 def test_deleted_documents_kv_does_not_stay_in_a_home_elsewhere(tmp_path: Path, big: Path) -> None:
-    forget(tmp_path / "one")
+    release(tmp_path / "one")
     freed = collected(tmp_path / "one", RAM, shared(big))
     assert (freed.files, freed.bytes["doomed"], freed.left) == ({"doomed": 2}, 2 * RECORD, 0)
     assert not record(big, A.key).exists() and not record(big, B.key).exists()
@@ -82,13 +87,13 @@ def test_deletion_from_a_slower_tier_is_not_forgotten(tmp_path: Path) -> None:
     store = open_stack(tmp_path / "one", *stack)
     put(store, A)
     store.close()
-    forget(tmp_path / "one")
+    release(tmp_path / "one")
     assert collected(tmp_path / "one", *stack).files == {"doomed": 2}
     assert not list((tmp_path / "slow").rglob(f"{A.key}*"))
 
 
 def test_record_in_a_tier_that_is_only_read_is_not_collected(tmp_path: Path, big: Path) -> None:
-    forget(tmp_path / "one")
+    release(tmp_path / "one")
     assert collected(tmp_path / "one", DISK, shared(big, write="never")).files == {}
     assert record(big, A.key).exists()
 
@@ -97,7 +102,7 @@ def test_record_in_a_tier_that_is_only_read_is_not_collected(tmp_path: Path, big
 def test_deletion_that_could_not_be_confirmed_is_still_to_be_done(
     tmp_path: Path, big: Path, away: str
 ) -> None:
-    forget(tmp_path / "one")
+    release(tmp_path / "one")
     server = TierSpec(kind="redis", url="redis://127.0.0.1:1", timeout_s=0.2)
     big.rename(tmp_path / "unmounted")
     freed = collected(tmp_path / "one", RAM, shared(big) if away == "folder" else server)

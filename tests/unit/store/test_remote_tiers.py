@@ -23,11 +23,6 @@ def test_record_that_comes_back_changed_is_noticed(served: Served) -> None:
             assert rows_of(tier, opened, group).equal(record.rows)
 
 
-def test_what_one_engine_keeps_is_not_lost_to_another(served: Served) -> None:
-    served.tier().put(A)
-    assert whole(served.tier(), A.key)
-
-
 def test_other_layout_or_namespace_is_not_seen(served: Served) -> None:
     served.tier().put(A)
     other = served.tier(layout=OTHER)

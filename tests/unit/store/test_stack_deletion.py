@@ -15,7 +15,21 @@ from blendrag.store.record import Miss, Record
 from blendrag.store.replicas import Background
 from blendrag.store.tiers import TierSpec
 from servers import Process, redis_server, running
-from stores import IDENTITY, A, B, get, holds, open_stack, put, register, same, shared, states, wanted
+from stores import (
+    IDENTITY,
+    A,
+    B,
+    get,
+    holds,
+    open_stack,
+    put,
+    register,
+    release,
+    same,
+    shared,
+    states,
+    wanted,
+)
 
 RAM, DISK = TierSpec(kind="ram", bytes=1 << 20), TierSpec(kind="disk")
 
@@ -31,14 +45,6 @@ def redis_tier(server: Process, **options: object) -> TierSpec:
     return TierSpec.model_validate(
         {"kind": "redis", "url": url, "timeout_s": 10, "cooldown_s": 0.1, **options}
     )
-
-
-def release(root: Path, owner: str = "doc") -> list[str]:
-    catalogue = Catalogue.open(root, IDENTITY)
-    try:
-        return catalogue.release(owner)
-    finally:
-        catalogue.close()
 
 
 def in_tier(store: KVStore, name: str, key: str) -> bool:
@@ -103,17 +109,6 @@ def test_evicted_chunk_is_not_called_ready_if_no_slower_tier_has_it(tmp_path: Pa
     put(store, B)
     store.wait()
     assert states(tmp_path) == {A.key: "evicted", B.key: "ready"}
-    store.close()
-
-
-def test_evicted_chunk_stays_ready_if_a_slower_tier_has_it(tmp_path: Path, server: Process) -> None:
-    register(tmp_path, [A, B])
-    store = open_stack(tmp_path, TierSpec(kind="disk", chunks=1), redis_tier(server))
-    put(store, A)
-    store.wait()
-    put(store, B)
-    assert states(tmp_path) == {A.key: "ready", B.key: "ready"}
-    assert same(get(store, A), A)
     store.close()
 
 

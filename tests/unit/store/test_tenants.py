@@ -9,30 +9,15 @@ from pathlib import Path
 import pytest
 import redis
 
-from blendrag.store.record import DamagedError, Layout
+from blendrag.store.record import Layout
 from blendrag.store.stack import TierSpec
 from blendrag.store.tiers.interface import Opened, TierError
 from blendrag.store.tiers.redis import RedisTier
 from places import DOCS
-from servers import IDENTITY, LAYOUT, make_record, redis_server, rows_of, running
+from servers import IDENTITY, make_record, redis_server, rows_of, running
 
 PAGE = DOCS / "security.md"
 OURS, THEIRS = (Layout(replace(IDENTITY, namespace=name), "bfloat16") for name in ("a", "b"))
-
-
-def test_equal_text_in_two_namespaces_has_two_names() -> None:
-    names = {(layout.digest, make_record(1, layout=layout).key) for layout in (LAYOUT, OURS, THEIRS)}
-    assert len({digest for digest, _ in names}) == len({key for _, key in names}) == 3
-
-
-def test_record_of_another_namespace_is_refused_under_the_right_name() -> None:
-    """Whoever can write to a tier may copy a record there, from one tenant's names to another's."""
-    theirs, ours = (make_record(1, layout=layout) for layout in (THEIRS, OURS))
-    data = theirs.head.bytes()
-    for key in (theirs.key, ours.key):
-        with pytest.raises(DamagedError):
-            OURS.parse(key, data, theirs.head.nbytes)
-    assert THEIRS.parse(theirs.key, data, theirs.head.nbytes), "the test could not tell"
 
 
 def test_credentials_of_the_page_suffice_and_open_no_other_namespace(tmp_path: Path) -> None:

@@ -5,12 +5,10 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-import torch
 
 import blendrag
 from blendrag.errors import ConfigError
 from blendrag.eviction import POLICIES, EvictionPolicy, Use, make_policy, register_policy
-from blendrag.store.codec import make_codec
 from blendrag.store.stack import Kind
 from blendrag.store.tiers import TIERS, Opened, RamTier, TierSpec
 from stores import LAYOUT, RECORD, make_chunk, make_record
@@ -19,23 +17,13 @@ A, B, C = (make_record(make_chunk(seed)) for seed in range(3))
 SOURCES = sorted(Path(blendrag.__file__).parent.rglob("*.py"))
 
 
-def test_unknown_policy_and_codec_are_config_errors_that_name_the_known_ones() -> None:
+def test_unknown_policy_is_a_config_error_that_names_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"'fifo'.*lru"):
         make_policy("fifo")
-    with pytest.raises(ConfigError, match=r"'zip'.*raw"):
-        make_codec("zip", 1, 4, torch.bfloat16)
 
 
 def test_every_kind_that_settings_know_is_registered() -> None:
     assert set(get_args(Kind)) == set(TIERS)
-
-
-def test_empty_policy_names_no_victim() -> None:
-    policy = make_policy("lru")
-    assert policy.victim() is None
-    policy.used("never added", Use(at=0.0))
-    policy.removed("never added")
-    assert policy.victim() is None
 
 
 def test_ones_own_eviction_policy_is_obeyed() -> None:

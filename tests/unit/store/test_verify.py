@@ -31,14 +31,9 @@ from stores import (
     open_stack,
     record_of,
     register,
+    release,
     states,
 )
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    """A closed index of four chunks; the store and all its files are real."""
-    return filled(tmp_path / "index")
 
 
 @pytest.fixture(scope="module")
@@ -168,9 +163,7 @@ def test_record_that_was_written_and_not_noted_is_no_problem(root: Path) -> None
 
 
 def test_document_that_was_deleted_without_an_engine_leaves_no_problem(root: Path) -> None:
-    catalogue = Catalogue.open(root, IDENTITY)
-    catalogue.release("doc")
-    catalogue.close()
+    release(root)
     report = verified(root)
     assert (report.doomed, report.records, report.problems) == (4, 0, [])
     assert collected(root).files == {"doomed": 4}

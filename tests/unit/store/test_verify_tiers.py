@@ -14,14 +14,8 @@ from blendrag.store.maintenance import verify
 from blendrag.store.maintenance.closed_index import closed_index
 from blendrag.store.maintenance.verify import Verifier
 from blendrag.store.tiers import DiskTier, TierError, TierSpec
-from closed import filled, found, verified
+from closed import found, verified
 from stores import IDENTITY, LAYOUT, A, B, make_record, record_of, states
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    """A closed index of four chunks; the store and all its files are real."""
-    return filled(tmp_path / "index")
 
 
 def test_file_that_cannot_be_read_now_is_not_called_damaged(

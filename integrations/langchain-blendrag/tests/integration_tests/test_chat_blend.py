@@ -5,18 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from langchain_core.documents import Document
 from langchain_core.embeddings import DeterministicFakeEmbedding
-from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.prompts import ChatPromptTemplate
 
-from blendrag.errors import BlendragWarning, ConfigError, EngineBusyError, GenerationTimeoutError
+from blendrag.errors import ConfigError, GenerationTimeoutError
 from langchain_blendrag import BlendChroma, ChatBlend
-from one_engine import ENGINE, kv_dir
 from stores import keys_of
 from workbench import real_texts
 
@@ -87,25 +85,6 @@ def test_streamed_answer_is_the_whole_one(
     assert streamed.content == whole.content
     assert streamed.usage_metadata == whole.usage_metadata
     assert streamed.response_metadata.keys() == whole.response_metadata.keys()
-
-
-def test_mode_off_takes_no_document_from_the_store(
-    chat_blend: ChatBlend, store: BlendChroma, documents: list[Document]
-) -> None:
-    reset(chat_blend)
-    answer = chat_blend.invoke(ask(documents[:2], "Off?"), blend=False)
-    assert answer.usage_metadata["input_token_details"]["cache_read"] == 0
-    assert "switched off" in answer.response_metadata["blendrag"]["plain"]
-
-
-def test_ratio_of_one_answers_as_full_prefill_does(
-    chat_blend: ChatBlend, store: BlendChroma, documents: list[Document]
-) -> None:
-    messages = ask(documents[:3], "Which packages are these?")
-    reset(chat_blend)
-    plain = chat_blend.invoke(messages, blend=False)
-    reset(chat_blend)
-    assert chat_blend.invoke(messages, recompute_ratio=1.0).content == plain.content
 
 
 def test_chunk_that_is_damaged_is_counted_and_stored_again(
@@ -252,15 +231,7 @@ def test_documents_that_are_given_are_reported_on(
     assert row["kind"] == "not found" and row["reason"] == "its text is not in the prompt"
 
 
-def test_picture_is_refused_by_its_type(chat_blend: ChatBlend) -> None:
-    picture = {"type": "image_url", "image_url": {"url": "data:,"}}
-    with pytest.raises(ConfigError, match="image_url"):
-        chat_blend.invoke([HumanMessage([{"type": "text", "text": "What is this?"}, picture])])
-
-
-def test_typing_error_is_warned_about_and_another_model_refused(chat_blend: ChatBlend) -> None:
-    with pytest.warns(BlendragWarning, match="recompute_ratio"):
-        chat_blend.invoke("Hi.", max_tokens=1, recompute_ration=0.5)
+def test_another_model_is_refused(chat_blend: ChatBlend) -> None:
     with pytest.raises(ConfigError, match="answer as"):
         chat_blend.invoke("Hi.", model="another")
 
@@ -273,24 +244,3 @@ def test_refused_parameter_leaves_the_engine_alive(chat_blend: ChatBlend) -> Non
             "Hi.", response_format={"type": "json_schema", "json_schema": {"schema": {"type": 7}}}
         )
     assert chat_blend.invoke("Hi.", max_tokens=1).content
-
-
-def test_second_configuration_on_the_device_is_refused(chat_blend: ChatBlend) -> None:
-    chat_blend.chat.library.start()
-    other = ChatBlend(**{**ENGINE, "max_model_len": 2048}, kv_dir=Path(kv_dir()) / "other")
-    with pytest.raises(EngineBusyError, match=r"max_model_len=4096.* max_model_len=2048"):
-        other.invoke("Hi.")
-    other.close()
-    assert chat_blend.invoke("Hi.", max_tokens=1).content
-
-
-def test_object_made_again_uses_the_same_engine(chat_blend: ChatBlend) -> None:
-    engine = chat_blend.chat.library.start()
-    again = ChatBlend(**ENGINE, kv_dir=kv_dir(), temperature=0.5)
-    assert again.chat.library.start() is engine
-
-
-def test_runs_of_system_messages_are_joined(chat_blend: ChatBlend) -> None:
-    text = chat_blend.render([SystemMessage("One."), SystemMessage("Two."), HumanMessage("Hi.")])
-    assert "One.\nTwo." in text
-    assert chat_blend.get_num_tokens_from_messages([HumanMessage("Hi.")]) > chat_blend.get_num_tokens("Hi.")

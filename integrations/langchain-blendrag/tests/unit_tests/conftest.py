@@ -1,16 +1,18 @@
-"""A model that says what it is told to, a token at a time, in as many tokens as it is asked for."""
+"""A model that says what it is told to, a token at a time, in as many tokens as it is asked for; stores."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
+from langchain_core.vectorstores import InMemoryVectorStore, VectorStore
 
 from blendrag.engine.client.generation import Delta, Sampling
 from engine_facts import FACTS
-from langchain_blendrag import ChatBlend
+from langchain_blendrag import BlendChroma, ChatBlend, warm
 
 
 @dataclass
@@ -48,3 +50,11 @@ def speaker(recorded_llm: ChatBlend, recorder: Any, monkeypatch: pytest.MonkeyPa
 def make(recorded_llm: ChatBlend, speaker: Speaker) -> Callable[..., ChatBlend]:
     """Objects whose engine is the ``speaker``."""
     return lambda **options: ChatBlend(kv_dir=recorded_llm.kv_dir, **options)
+
+
+@pytest.fixture(params=["chroma", "memory"])
+def store(request: pytest.FixtureRequest, embeddings: Any, recorded_llm: Any, tmp_path: Path) -> VectorStore:
+    """An empty one that is warmed."""
+    if request.param == "chroma":
+        return BlendChroma("docs", embeddings, persist_directory=str(tmp_path), llm=recorded_llm)
+    return warm(InMemoryVectorStore(embeddings), recorded_llm)

@@ -7,22 +7,14 @@ from typing import Any
 
 import pytest
 from langchain_core.documents import Document
-from langchain_core.vectorstores import InMemoryVectorStore
 from langchain_text_splitters import RecursiveCharacterTextSplitter
 
 from blendrag.errors import ConfigError, EngineError
-from langchain_blendrag import BlendChroma, warm
+from langchain_blendrag import BlendChroma
 
 PARAGRAPHS = RecursiveCharacterTextSplitter(
     separators=["\n\n"], chunk_size=1, chunk_overlap=0, keep_separator=False
 )
-
-
-@pytest.fixture(params=["chroma", "memory"])
-def store(request: pytest.FixtureRequest, embeddings: Any, recorded_llm: Any, tmp_path: Path) -> Any:
-    if request.param == "chroma":
-        return BlendChroma("docs", embeddings, persist_directory=str(tmp_path), llm=recorded_llm)
-    return warm(InMemoryVectorStore(embeddings), recorded_llm)
 
 
 def book(chapters: int = 4, paragraphs: int = 25) -> list[Document]:

@@ -17,7 +17,7 @@ from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import HumanMessage
 from langchain_core.vectorstores import InMemoryVectorStore
 
-from blendrag.errors import BrokenAnswerError, ConfigError, PromptTooLongError
+from blendrag.errors import ConfigError, PromptTooLongError
 from langchain_blendrag import ChatBlend, warm
 from scripted_server import EVIDENCE, Reply, Script, error, events, scripted
 
@@ -57,12 +57,6 @@ def test_call_of_the_model_is_read(server: Script) -> None:
     bound = ChatBlend(base_url=server.url).bind_tools([add], tool_choice="any")
     (call,) = bound.invoke("Hi").tool_calls  # type: ignore[attr-defined]
     assert (call["name"], call["args"]) == ("add", {"a": 4})
-
-
-def test_broken_answer_is_an_error(server: Script) -> None:
-    server.replies = [events("It is", done=False)]
-    with pytest.raises(BrokenAnswerError):
-        ChatBlend(base_url=server.url, max_retries=3).invoke("Hi")
 
 
 def test_store_in_memory_is_kept_by_the_server(server: Script) -> None:

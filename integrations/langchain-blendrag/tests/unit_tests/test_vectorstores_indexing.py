@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 import pytest
 from langchain_core.documents import Document
 from langchain_core.indexing import InMemoryRecordManager, index
-from langchain_core.vectorstores import InMemoryVectorStore, VectorStore
-
-from langchain_blendrag import BlendChroma, warm
+from langchain_core.vectorstores import VectorStore
 
 Cleanup = Literal["incremental", "full", "scoped_full"] | None
 CLEANUPS = [None, *get_args(get_args(Cleanup)[0])]
-
-
-@pytest.fixture(params=["chroma", "memory"])
-def store(request: pytest.FixtureRequest, embeddings: Any, recorded_llm: Any, tmp_path: Path) -> VectorStore:
-    if request.param == "chroma":
-        return BlendChroma("docs", embeddings, persist_directory=str(tmp_path), llm=recorded_llm)
-    return warm(InMemoryVectorStore(embeddings), recorded_llm)
 
 
 class Indexed:
