@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blendrag.errors import PredictorError
+from blendrag.errors import PredictorError, SourceError
 from blendrag.eviction.classifier import Classifier, shapes
 from blendrag.forecast.conversation import PROMPTS, Window
 from blendrag.forecast.features import Features
@@ -45,7 +45,7 @@ def test_one_sided_conversations_teach_nothing_and_say_so(tmp_path: Path, turns:
     turn = '{"role": "user", "text": "hi"}'
     lines = (f'{{"id": "{number}", "turns": [{turn if turns else ""}]}}\n' for number in range(50))
     (tmp_path / "one.jsonl").write_text("".join(lines))
-    with pytest.raises(PredictorError, match=r"both outcomes|in none"):
+    with pytest.raises((PredictorError, SourceError), match=r"both outcomes|in none"):
         train_on_file(tmp_path / "one.jsonl", features())
 
 
