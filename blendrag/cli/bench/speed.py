@@ -105,7 +105,7 @@ def ttft(
 def load(
     beside: Annotated[
         bool,
-        typer.Option("--beside", help="What running answers lose beside long prompts."),
+        typer.Option("--beside", help="What running answers, and a short prompt, lose beside long ones."),
     ] = False,
     kv_budget: Annotated[
         int | None,

@@ -1,12 +1,14 @@
-"""Head-of-line blocking: what running answers lose while a long prompt is computed, or chunks are ingested
-(``bench load --beside``)."""
+"""Head-of-line blocking: what running answers, and a short plain prompt, lose while a long one is computed,
+or chunks are ingested (``bench load --beside``)."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from blendrag.engine.client.engine import Engine
 from blendrag.engine.wire.recipe import Recipe
@@ -14,7 +16,7 @@ from blendrag.errors import ConfigError
 from blendrag.lab.arms import check_blended, recipe_of, reset
 from blendrag.lab.bench.timed import Timed, ask_timed, exactly, stop
 from blendrag.lab.experiment import in_turn
-from blendrag.lab.prompts import Prompt, PromptMaker, check_prompts
+from blendrag.lab.prompts import QUESTIONS, Prompt, PromptMaker, check_prompts
 from blendrag.lab.results import EngineResults, Setup
 from blendrag.lab.running import blending_engine
 from blendrag.lab.scratch import ScratchStore, scratch_store
@@ -30,6 +32,7 @@ CONDITIONS = ("alone", "full", "blended", "slow", "ingest")
 DECODES = 2  # answers that run all the time, one begun when one ends
 DECODE_TOKENS = 200
 SLOW_MB_S = 15
+INTO_S = 0.4  # share of a long prompt's time after which the short one is sent
 ALONE_S = 3.0  # seconds for which answers are measured with nothing beside them
 _POOL = 2  # chunks in the store, per chunk of a prompt
 _LOOK_S = 0.02  # seconds between looks whether all decodes run
@@ -50,12 +53,15 @@ class BesideOptions:
 @dataclass(frozen=True, slots=True)
 class Beside:
     """Results of one condition. itl_ms: between tokens of running answers, while a long prompt waits for its
-    first token, or chunks to be stored; arrival_ms: for so long. itl_p95_ratio: to ``alone``, repeat by
-    repeat."""
+    first token, or chunks to be stored; arrival_ms: for so long. short_ms: a short prompt's TTFT, sent to an
+    engine that does nothing but such a long one. itl_p95_ratio, short_ratio: to ``alone``, repeat by repeat.
+    """
 
     itl_ms: Percentiles
     itl_p95_ratio: Spread
     arrival_ms: Spread | None
+    short_ms: Spread
+    short_ratio: Spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +93,7 @@ def run_beside(settings: Settings, options: BesideOptions, progress: Progress) -
             check_prompts([Prompt(story, ()) for story in stories], engine.max_model_len, DECODE_TOKENS)
             recipes = {"blended": recipe_of(settings, store.id), "slow": recipe_of(settings, slow.id)}
             twins = {one.key: other for one, other in zip(store.chunks, slow.chunks, strict=True)}
-            beside = _Beside(engine, recipes, stories, slow, twins)
+            beside = _Beside(engine, recipes, stories, maker.make((), QUESTIONS[0]), slow, twins)
             windows: dict[str, list[MeasuredWindow]] = {condition: [] for condition in CONDITIONS}
             for turn in in_turn(dict.fromkeys(CONDITIONS), prompts, progress):
                 found = asyncio.run(beside.measure(turn.key, turn.trial))
@@ -108,16 +114,18 @@ class _Beside:
         engine: Engine,
         recipes: Mapping[str, Recipe],
         stories: Sequence[Sequence[int]],
+        short: Prompt,
         slow: ScratchStore,
         twins: Mapping[str, Chunk],
     ) -> None:
         """Begin with no window. slow: a second store. twins: its chunks, by the keys that they have in
         prompts."""
-        self._engine, self._recipes, self._stories = engine, recipes, stories
+        self._engine, self._recipes, self._stories, self._short = engine, recipes, stories, short
         self._slow, self._twins = slow, twins
+        self._names = itertools.count()
 
     async def measure(self, condition: str, prompt: Prompt) -> MeasuredWindow:
-        """Measure answers beside a long prompt."""
+        """Measure answers beside a long prompt, then a short one beside it."""
         reset(self._engine)
         decodes: list[list[Timed]] = [[] for _ in self._stories]
         tasks = [
@@ -131,7 +139,23 @@ class _Beside:
             await _all_have_a_token(decodes, tasks, arrival.tokens[0])  # what it ends in is lost to it, too
         finally:
             await stop(self._engine, tasks)
-        return MeasuredWindow(arrival, [one for own in decodes for one in own])
+        return MeasuredWindow(
+            arrival, [one for own in decodes for one in own], await self._beside_short(condition, prompt)
+        )
+
+    async def _beside_short(self, condition: str, prompt: Prompt) -> float:
+        """Return the seconds to the first token of a short prompt that is sent into the long one."""
+        long = []
+        try:
+            if condition != "alone":
+                long = [asyncio.create_task(self._arrive(condition, prompt, Timed(time.perf_counter())))]
+                await asyncio.sleep(INTO_S)
+            short = Timed(time.perf_counter())
+            await self._ask(self._short.token_ids, short)
+            await asyncio.gather(*long)
+        finally:
+            await stop(self._engine, long)
+        return short.tokens[0] - short.due
 
     async def _decode(self, story: Sequence[int], decodes: list[Timed]) -> None:
         """Generate one answer after the other."""
@@ -153,10 +177,13 @@ class _Beside:
             spans = tuple((self._twins[key].key, start, length) for key, start, length in spans)
             await asyncio.to_thread(self._slow.make_cold)
         recipe = self._recipes.get(condition)
-        own = recipe and replace(recipe, spans=spans)
-        await ask_timed(self._engine, prompt.token_ids, exactly(1), timed, own)
+        await self._ask(prompt.token_ids, timed, recipe and replace(recipe, spans=spans))
         if recipe is not None:
             check_blended("what arrived", timed.report)
+
+    async def _ask(self, token_ids: Sequence[int], timed: Timed, recipe: Recipe | None = None) -> None:
+        """Wait for a first token, in a namespace of its own: nothing of it is in the prefix cache."""
+        await ask_timed(self._engine, token_ids, exactly(1), timed, recipe, f"beside-{next(self._names)}")
 
 
 async def _all_have_a_token(
@@ -181,10 +208,12 @@ def _ingest_again(store: ScratchStore, chunks: Sequence[Chunk]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredWindow:
-    """A measured window, in seconds on one clock. arrival: what came beside the answers ``decodes``."""
+    """A measured window, in seconds on one clock. arrival: what came beside the answers ``decodes``; short_s:
+    a short prompt's TTFT beside another such."""
 
     arrival: Timed
     decodes: Sequence[Timed]
+    short_s: float
 
     @property
     def gaps(self) -> list[TokenGap]:
@@ -207,17 +236,19 @@ def summarise_windows(windows: Mapping[str, Sequence[MeasuredWindow]]) -> dict[s
     if not all(window.gaps for own in windows.values() for window in own):
         raise ConfigError("no token came in time: ask for more --chunks, or larger ones")
 
-    def ratio(name: str) -> Spread:
+    def ratios(name: str, of: Any) -> Spread:
         pairs = zip(windows[name], windows["alone"], strict=True)
-        return spread([percentiles(own.itl_ms).p95 / percentiles(alone.itl_ms).p95 for own, alone in pairs])
+        return spread([of(window) / of(alone) for window, alone in pairs])
 
     return {
         name: Beside(
             percentiles([ms for window in own for ms in window.itl_ms]),
-            ratio(name),
+            ratios(name, lambda window: percentiles(window.itl_ms).p95),
             None
             if name == "alone"
             else spread([1e3 * (window.arrival.tokens[0] - window.arrival.due) for window in own]),
+            spread([1e3 * window.short_s for window in own]),
+            ratios(name, lambda window: window.short_s),
         )
         for name, own in windows.items()
     }

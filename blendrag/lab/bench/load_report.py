@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from blendrag.lab import canvas
-from blendrag.lab.bench.beside import DECODES, SLOW_MB_S, BesideResults
+from blendrag.lab.bench.beside import DECODES, INTO_S, SLOW_MB_S, BesideResults
 from blendrag.lab.bench.load import PROMPTS, LoadResults
 from blendrag.lab.bench.open_loop import LoadArm
 from blendrag.lab.bench.tree import TreeResults
@@ -135,19 +135,26 @@ def draw_load(results: LoadResults | TreeResults, path: Path) -> None:
 
 
 def print_beside(results: BesideResults, console: Console) -> None:
-    """Print a row per condition: running answers, and what they take by what they take alone."""
-    table = table_with("beside", "it takes ms", "ITL p50", "p95", "max ms", "p95 / alone", "p10-p90")
+    """Print a row per condition: running answers, a short prompt, and both by what they are alone."""
+    answers = table_with("beside", "it takes ms", "ITL p50", "p95", "max ms", "p95 / alone", "p10-p90")
+    short = table_with("beside", "short ms", "p10-p90", "/ alone", "p10-p90")
     for name, own in results.conditions.items():
         itl, takes = own.itl_ms, f"{own.arrival_ms.median:,.0f}" if own.arrival_ms else ""
-        to_alone = own.itl_p95_ratio.shown(".1f") if takes else ("", "")
-        table.add_row(name, takes, *(f"{ms:,.0f}" for ms in (itl.p50, itl.p95, itl.max)), *to_alone)
-    console.print(table, markup=False)
+        of_answers, of_short = (
+            each.shown(".1f") if takes else ("", "") for each in (own.itl_p95_ratio, own.short_ratio)
+        )
+        answers.add_row(name, takes, *(f"{ms:,.0f}" for ms in (itl.p50, itl.p95, itl.max)), *of_answers)
+        short.add_row(name, *own.short_ms.shown(), *of_short)
+    for table in (answers, short):
+        console.print(table, markup=False)
     setup, options = results.setup, results.setup.options
     console.print(
         f"ITL: between two tokens of {DECODES} running answers, alone, while a full prefill, a blend of the"
         f" same prompt, or one from a disk of {SLOW_MB_S} MB/s waits for its first token, or while its chunks"
-        f" are stored. {options.repeats} repeats: {options.chunks} chunks of {options.chunk_tokens} tokens,"
-        f" {setup.settings.blending.recompute_ratio:.0%} recomputed. {where(setup.machine)}.",
+        f" are stored. short: TTFT of a short plain prompt, sent {1e3 * INTO_S:.0f} ms into such a one, when"
+        f" the engine does nothing else. {options.repeats} repeats: {options.chunks} chunks of"
+        f" {options.chunk_tokens} tokens, {setup.settings.blending.recompute_ratio:.0%} recomputed."
+        f" {where(setup.machine)}.",
         markup=False,
     )
 

@@ -19,12 +19,13 @@ from blendrag.lab.bench.timed import Timed
 from blendrag.lab.prompts import Prompt
 
 STORIES = ((1,), (2,))
+SHORT = Prompt((3,), ())
 PROMPT = Prompt((7, 8, 9), (("key", 0, 2),))
 BLENDED = BlendReport(recomputed=1)
 
 
 class Scripted:
-    """Stories get a token every 5 ms, but none while a prompt is computed, for 60 ms."""
+    """Stories and short prompts get a token every 5 ms, but none while a prompt is computed, for 60 ms."""
 
     def __init__(self, report: BlendReport | None, failing: int | None = None) -> None:
         self._report, self._failing, self._free = report, failing, asyncio.Event()
@@ -53,22 +54,23 @@ class Scripted:
 @pytest.fixture(autouse=True)
 def shorter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(beside, "ALONE_S", 0.05)
+    monkeypatch.setattr(beside, "INTO_S", 0.02)
 
 
 def measured(condition: str, engine: Any) -> MeasuredWindow:
     none: Any = None  # no store is asked here
 
     async def once() -> MeasuredWindow:
-        own = _Beside(engine(), {"blended": Recipe("store", ())}, STORIES, none, {})
+        own = _Beside(engine(), {"blended": Recipe("store", ())}, STORIES, SHORT, none, {})
         return await asyncio.wait_for(own.measure(condition, PROMPT), 20)
 
     return asyncio.run(once())
 
 
-def test_what_answers_wait_for_an_arrival_is_counted() -> None:
+def test_what_answers_and_a_short_prompt_wait_for_an_arrival_is_counted() -> None:
     found, alone = (measured(condition, lambda: Scripted(None)) for condition in ("full", "alone"))
-    assert max(found.itl_ms) > 55
-    assert len(alone.gaps) > 4 and max(alone.itl_ms) < 55
+    assert max(found.itl_ms) > 55 and found.short_s > 0.035
+    assert len(alone.gaps) > 4 and max(alone.itl_ms) < 55 and alone.short_s < 0.03
 
 
 @pytest.mark.parametrize(
@@ -86,13 +88,15 @@ def test_answer_that_fails_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) ->
         measured("alone", lambda: Scripted(None, failing=2))
 
 
-def window(tokens: list[list[float]], due: float = 1, first: float = 10) -> MeasuredWindow:
+def window(
+    tokens: list[list[float]], due: float = 1, first: float = 10, short_s: float = 0.1
+) -> MeasuredWindow:
     """tokens: per answer when they came; first: when the first token of what was due came."""
-    return MeasuredWindow(Timed(due, due, [first]), [Timed(0, 0, times) for times in tokens])
+    return MeasuredWindow(Timed(due, due, [first]), [Timed(0, 0, times) for times in tokens], short_s)
 
 
 ALONE = window([[0.5, 1.5, 2.5, 3.5, 4.5], [1, 2, 3]])
-BESIDE = window([[0.5, 1.5, 5.5, 6.5, 7.5]], due=2, first=5)
+BESIDE = window([[0.5, 1.5, 5.5, 6.5, 7.5]], due=2, first=5, short_s=0.3)
 
 
 def test_time_between_two_answers_is_no_latency() -> None:
@@ -110,6 +114,7 @@ def test_numbers_are_of_their_condition_and_ratios_of_their_repeat() -> None:
     assert list(found) == ["alone", "full"] and found["alone"].arrival_ms is None
     full = found["full"]
     assert full.itl_ms.p50 == 4000 and full.arrival_ms and full.arrival_ms.median == pytest.approx(3000)
+    assert full.short_ms.median == pytest.approx(300) and full.short_ratio.median == pytest.approx(3)
     assert asdict(full.itl_p95_ratio) == pytest.approx({"p10": 2.2, "median": 3, "p90": 3.8})
 
 
