@@ -127,9 +127,7 @@ class Collection(KeptDocuments):
         self, documents: Texts, sources: Sources | None, progress: Progress | bool | None, *, only: bool
     ) -> SyncReport:
         report = SyncReport()
-        documents, sources = encodable_documents(documents, sources)
-        owned = {self._owner(id): texts for id, texts in documents.items()}
-        parts = {self._owner(id): source for id, source in sources.items()}
+        owned, parts = self._owned(documents, sources)
         with progress_bar(progress) as bar:
             with self.library.texts.changing.mine():  # what is read here is what is changed
                 known = set(self.library.catalogue.owners(self._owner("")))
@@ -141,6 +139,11 @@ class Collection(KeptDocuments):
         report.added, report.changed = len(new - known), len(new & known)
         report.unchanged, report.removed = len(owned) - len(new), len(gone)
         return report
+
+    def _owned(self, documents: Texts, sources: Sources | None) -> tuple[Texts, Sources]:
+        documents, sources = encodable_documents(documents, sources)
+        owned = {self._owner(id): texts for id, texts in documents.items()}
+        return owned, {self._owner(id): source for id, source in sources.items()}
 
     def _owner(self, id: str) -> str:
         return owner_of(self.name, encodable(id))

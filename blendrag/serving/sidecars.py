@@ -60,14 +60,14 @@ class Sidecars:
             if self._closed or (self.prefixes is not None and self.prefixes.client.engine is engine):
                 return
             self._close_prefixes()
-            failure: StoreError | None = None
             try:
                 self.prefixes = Prefixes.open(self._root, self._settings, self._catalogue, engine)
             except StoreError as error:
-                failure = error
-            if self.prefixes is None:
-                kept_by_none = "several devices, engines or API servers keep none yet"
-                self._without_tree(failure or engine.facts.reason or kept_by_none)
+                self._without_tree(error)
+            else:
+                if self.prefixes is None:
+                    why = engine.facts.reason or "several devices, engines or API servers keep none yet"
+                    self._without_tree(why)
             self._has_tree = self.prefixes is not None
 
     def _without_tree(self, reason: object) -> None:

@@ -35,8 +35,7 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_defaults_are_the_papers() -> None:
-    assert Settings.load().blending.recompute_ratio == 0.15
+def test_defaults_of_hkvd_are_the_papers() -> None:
     hkvd = make_selector(Settings.load(selector="hkvd").blending)
     assert (hkvd.reads_deviation, hkvd.check_layers(32)) == ("v", (1,))
 

@@ -24,5 +24,5 @@ def test_lowest_tier_that_adds_no_delay_is_named(selector: str, lowest: str) -> 
     assert f"(mode B): {lowest}" in said
     cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in said.splitlines()]
     rows = {row[0]: row[-1] for row in cells if row}
-    assert set(SPEEDS) <= rows.keys() and rows["ram"] == "0.15"
-    assert (float(rows["object"]) > 0.15) == (selector == "hkvd"), "mode A"
+    assert set(SPEEDS) <= rows.keys() and rows["ram"] == "0.06"
+    assert (float(rows["object"]) > 0.06) == (selector == "hkvd"), "mode A"

@@ -119,7 +119,7 @@ def test_rows_survive_closing(tmp_path: Path) -> None:
     )
     command = [sys.executable, "-c", code, str(tmp_path), str(Path(__file__).parent)]
     answer = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "key='k', text='5', source='a', ordinal=0" in answer.stdout
+    assert "source='a', ordinal=0, score=1.0, text='5', key='k'" in answer.stdout
 
 
 def test_metadata_of_a_document_cannot_overwrite_the_stores_own(store: VectorStore) -> None:

@@ -22,7 +22,6 @@ from blendrag.server.blending import Blending
 from blendrag.server.gate import Gate, Requests
 from blendrag.server.keys import Key, Keys
 from blendrag.serving.library import Library
-from blendrag.serving.owners import owner_of
 from blendrag.settings import Settings
 
 SETTINGS = Settings.load(max_model_len=512)
@@ -57,8 +56,8 @@ def asked(
 
 def keep(blending: Blending, *ids: str) -> None:
     """As a PUT does, without their KV."""
-    documents = {owner_of("cities", id): [f"Of {id}."] for id in ids}
-    blending.library.texts.register(documents)
+    collection = knowledge.Collection(blending.library, "cities")
+    blending.library.texts.register(*collection._owned({id: [f"Of {id}."] for id in ids}, None))
 
 
 def test_misspelt_parameter_removes_nothing(blending: Blending) -> None:

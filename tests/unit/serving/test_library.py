@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from blendrag.engine.client.stores import StoreClient
 from blendrag.errors import BlendragWarning, ConfigError, StoreError, StoreFullError, StoreMismatchError
 from blendrag.options import BlendOptions
-from blendrag.serving.collection import encodable_documents
+from blendrag.serving.collection import Collection
 from blendrag.serving.lease import default_kv_dir
 from blendrag.serving.library import Library
 from blendrag.serving.prefixes import Prefixes
@@ -59,8 +59,8 @@ def test_text_is_kept_without_the_blanks_around_it(library: Library) -> None:
 
 
 def test_text_alone_is_kept_whole(library: Library) -> None:
-    documents, _ = encodable_documents({"a": "Of a fjord.", "b": ["Of b."]}, None)
-    library.texts.register(documents)
+    documents = Collection(library, "c")._owned({"a": "Of a fjord.", "b": ["Of b."]}, None)
+    library.texts.register(*documents)
     assert {entry.text for entry in library.catalogue.entries()} == {"Of a fjord.", "Of b."}
 
 
@@ -254,10 +254,8 @@ def test_tree_is_kept_while_it_is_opened(
         tmp_path / "tree" / "node",
     )
     library.texts.register({"a": ["Some text of a document."]})
-    forgotten, deleting = (
-        list[str](),
-        threading.Thread(target=library.texts.release, args=(["a"],), daemon=True),
-    )
+    deleting = threading.Thread(target=library.texts.release, args=(["a"],), daemon=True)
+    forgotten = list[str]()
     prefixes: Any = SimpleNamespace(alive=True, forget=forgotten.extend, close=lambda: None)
 
     def opened(*_: Any) -> Any:

@@ -36,9 +36,9 @@ def settings() -> Settings:
         ("lmcache@0.15:none", ArmSpec("lmcache@0.15", "stored", "lmcache", 0.15, None, "none")),
         ("reuse:system", ArmSpec("reuse:system", "stored", shared_prefix="system")),
         (
-            "query@0.15:int8:512:ada:alpha=0.2",
+            "last@0.06:int8:512:ada:alpha=0.2",
             ArmSpec(
-                "query@0.15:int8:512:ada:alpha=0.2",
+                "last@0.06:int8:512:ada:alpha=0.2",
                 "stored",
                 "query",
                 0.15,
@@ -116,11 +116,11 @@ def test_other_systems_are_not_given_what_the_settings_put_before_chunks(setting
         ("reuse:int9", "did you mean int8?"),
         ("reuse:sytem", "did you mean system?"),
         ("reuse:int8:int4", "not as int4 and int8"),
-        ("query@0.15:ada", "unknown addition 'ada'"),
-        ("query@0.15:512:adda", "did you mean ada?"),
-        ("query@0.15:512:ada:uniform", "ada and uniform are two of a kind"),
-        ("query@0.15:512:256", "unknown allocator or scorer '256'"),
-        ("query@0.15:0", "kv_budget must be a number of tokens"),
+        ("last@0.06:ada", "unknown addition 'ada'"),
+        ("last@0.06:512:adda", "did you mean ada?"),
+        ("last@0.06:512:ada:uniform", "ada and uniform are two of a kind"),
+        ("last@0.06:512:256", "unknown allocator or scorer '256'"),
+        ("last@0.06:0", "kv_budget must be a number of tokens"),
         ("full:512:ada", "uses no stored KV"),
     ],
 )
@@ -186,14 +186,14 @@ def test_arm_with_a_budget_has_its_own_and_others_have_none(settings: Settings) 
     words = ["512", "128:uniform", "random", "hkvd@0.3:64:critical"]
     arms = {arm.name: arm for arm in parse_arms(words, (0.1,), settings)}
     assert list(arms) == [
-        "full", "query@0.15", "query@0.15:512", "query@0.15:128:uniform", "random@0.1", "hkvd@0.3",
+        "full", "last@0.06", "last@0.06:512", "last@0.06:128:uniform", "random@0.1", "hkvd@0.3",
         "hkvd@0.3:64:critical",
     ]  # fmt: skip
     own = settings.model_copy(update={"kv_budget": "9:uniform"})
     options = {name: arm.recipe(own, "store", ()).options for name, arm in arms.items() if arm.ratio}
-    assert options["query@0.15"].kv_budget is None
-    assert options["query@0.15:512"].kv_budget == "512"
-    assert options["query@0.15:128:uniform"].kv_budget == "128:uniform"
+    assert options["last@0.06"].kv_budget is None
+    assert options["last@0.06:512"].kv_budget == "512"
+    assert options["last@0.06:128:uniform"].kv_budget == "128:uniform"
 
 
 def test_adakv_has_all_ways_to_share_every_budget(settings: Settings) -> None:
