@@ -262,8 +262,8 @@ def test_unknown_selector_is_a_config_error_at_every_ratio(name: str, ratio: flo
 
 
 def test_ones_own_selector_is_used() -> None:
-    @register_selector("last")
-    class Last(Selector):
+    @register_selector("ends")
+    class Ends(Selector):
         """The last token of every chunk."""
 
         def check_layers(self, num_layers: int) -> tuple[int, ...]:
@@ -273,6 +273,6 @@ def test_ones_own_selector_is_used() -> None:
             return torch.nonzero(tokens.offsets == tokens.lengths - 1, as_tuple=True)[0]
 
     try:
-        assert chosen("last", 0.15, tokens_of([3, 4])).tolist() == [2, 6]
+        assert chosen("ends", 0.15, tokens_of([3, 4])).tolist() == [2, 6]
     finally:
-        del SELECTORS["last"]
+        del SELECTORS["ends"]

@@ -40,8 +40,8 @@ def settings() -> Settings:
             ArmSpec(
                 "last@0.06:int8:512:ada:alpha=0.2",
                 "stored",
-                "query",
-                0.15,
+                "last",
+                0.06,
                 "int8",
                 budget="512:ada:alpha=0.2",
             ),
