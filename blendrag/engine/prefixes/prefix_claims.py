@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from blendrag.engine.hooks import Asked, Orders, SchedulerHook
 from blendrag.engine.wire.prefixes import NodeLoad, NodeSave, PrefixPath, read_path
+from blendrag.engine.wire.report import BlendReport
 
 _LEAST = 64  # tokens: computing fewer is faster, together with what is behind them
 
@@ -21,33 +22,41 @@ class _Growing:
     ready: int
 
 
-class PrefixClaims:
-    """The claims of requests that are not blended. The connector's scheduler half calls it. ``request``:
-    vLLM's."""
+class PrefixClaims(SchedulerHook):
+    """The claims of requests that are not blended."""
+
+    name = "prefixes"
 
     def __init__(self, least: int = _LEAST) -> None:
         self._least = least
         self._growing: dict[str, _Growing] = {}
         self._loads: list[NodeLoad] = []
 
-    def claim(self, request: Any, computed: int) -> int:
+    def arrived(self, asked: Asked) -> None:
+        read_path(asked.request.kv_transfer_params, asked.request.num_prompt_tokens)
+
+    def claim(self, asked: Asked, computed: int) -> int:
         """Return how many tokens behind the ``computed`` ones are to be loaded. Raises any exception for a
         broken path."""
-        path = _path(request)
+        path = _path(asked.request) if asked.plain else None
         if path is None:
             return 0
-        claimed = min(path.held_end, request.num_prompt_tokens - 1) - computed
+        claimed = min(path.held_end, asked.request.num_prompt_tokens - 1) - computed
         return claimed if claimed >= self._least else 0
 
-    def allocated(self, request: Any, block_ids: Sequence[int], claimed: int) -> None:
+    def allocated(self, asked: Asked, block_ids: list[int], claimed: int) -> None:
         """Note the blocks of a request; ``claimed`` of its tokens are to be loaded. It is called again for a
         request that had to give its blocks up, or has waited for what was loaded."""
+        if not asked.plain:
+            return
+        request = asked.request
         try:
             path = _path(request)
         except Exception:  # it was refused before
             return
         if path is None:
             return
+        asked.counts = not path.grows
         known = self._growing.get(request.request_id)
         if known is not None:
             known.block_ids = list(block_ids)
@@ -57,11 +66,10 @@ class PrefixClaims:
         if claimed or used:  # without tokens: a use of what the engine has itself
             end, written = path.held_end, min(path.held_end, request.num_prompt_tokens - 1) - claimed
             nodes, ids = path.nodes[: path.held], request.all_token_ids[:end] if claimed else []
-            ticket = str(request.kv_transfer_params.get("ticket", ""))
             self._loads.append(
                 NodeLoad(
-                    request.request_id,
-                    ticket,
+                    asked.id,
+                    asked.ticket,
                     path.tree,
                     nodes,
                     list(ids),
@@ -90,14 +98,14 @@ class PrefixClaims:
                 saves += _completed(growing, growing.request.num_computed_tokens + tokens)
         return saves
 
-    def grows(self, request_id: str) -> bool:
-        """Return whether nobody has asked this prompt."""
-        growing = self._growing.get(request_id)
-        return growing is not None and growing.path.grows
+    def orders(self, scheduled: Any) -> Orders:
+        return Orders(self.take_loads(), self.saves(scheduled))
 
-    def forget(self, request_id: str) -> None:
-        """Forget a request that has ended, or whose prefix could not be loaded: nothing more of it is
-        stored."""
+    def reported(self, asked: Asked, report: BlendReport) -> None:
+        if report.fallback:  # nothing more of it is stored
+            self.finished(asked.id)
+
+    def finished(self, request_id: str) -> None:
         self._growing.pop(request_id, None)
 
 
