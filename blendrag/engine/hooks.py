@@ -13,7 +13,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
-from blendrag.engine.compat.connector import KVConnectorMetadata, RequestBlocks
+from blendrag.engine.compat.connector import (
+    KVConnectorMetadata,
+    RequestBlocks,
+    SchedulerRequest,
+    SchedulerStep,
+)
 from blendrag.engine.forward.slices import Finished
 from blendrag.engine.wire.recipe import BlendOrder, Recipe
 from blendrag.engine.wire.report import BlendReport, Cause, Tally
@@ -26,15 +31,14 @@ _KEPT_REPORTS = 256
 
 
 @dataclass(slots=True)
-class Asked:
-    """A request between its arrival and its end, in the scheduler's process. request: vLLM's.
+class Asked(SchedulerRequest):
+    """A request between its arrival and its end, in the scheduler's process.
 
     recipe: how it is blended; None: it is not. state: ``new``; ``ordered``: the worker was told to compute
     what was claimed for it; ``here``: the worker has done that; ``failed``: the engine prefills it itself.
     result: the report that its answer carries, once that is known. counts: whether somebody has asked it.
     """
 
-    request: Any
     recipe: Recipe | None = None
     state: Literal["new", "ordered", "here", "failed"] = "new"
     result: BlendReport | None = None
@@ -42,14 +46,9 @@ class Asked:
     counts: bool = True
 
     @property
-    def id(self) -> str:
-        name: str = self.request.request_id
-        return name
-
-    @property
     def ticket(self) -> str:
         """Return the name that the request's client has given it."""
-        return str(self.request.kv_transfer_params.get("ticket", ""))
+        return str((self.params or {}).get("ticket", ""))
 
     @property
     def plain(self) -> bool:
@@ -109,8 +108,8 @@ class SchedulerHook:
     def allocated(self, asked: Asked, block_ids: list[int], claimed: int) -> None:
         """Note the blocks of a request; ``claimed`` of its tokens are to be brought."""
 
-    def orders(self, scheduled: Any) -> Orders:
-        """Return what the workers have to do in the step at hand, vLLM's ``SchedulerOutput``."""
+    def orders(self, step: SchedulerStep) -> Orders:
+        """Return what the workers have to do in the step at hand."""
         return Orders()
 
     def reported(self, asked: Asked, report: BlendReport) -> None:

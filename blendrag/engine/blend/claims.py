@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
-from blendrag.engine.compat.connector import least_rows
+from blendrag.engine.compat.connector import SchedulerStep, least_rows
 from blendrag.engine.hooks import Asked, Orders, SchedulerHook
 from blendrag.engine.wire.recipe import BlendOrder, read_recipe
 from blendrag.engine.wire.report import BlendReport
@@ -29,8 +28,8 @@ class BlendClaims(SchedulerHook):
         self._memory = MemoryLimit()
 
     def arrived(self, asked: Asked) -> None:
-        asked.recipe = read_recipe(asked.request.kv_transfer_params)
-        if asked.recipe and self._salted and not asked.request.cache_salt:
+        asked.recipe = read_recipe(asked.params)
+        if asked.recipe and self._salted and not asked.salt:
             asked.refuse("salt", "no cache salt while prefix caching is on")
 
     def claim(self, asked: Asked, computed: int) -> int | None:
@@ -48,18 +47,19 @@ class BlendClaims(SchedulerHook):
 
     def _claimed(self, asked: Asked) -> int:
         assert asked.recipe is not None
-        return asked.recipe.claim(asked.request.num_prompt_tokens, self._block_size, own=least_rows())
+        return asked.recipe.claim(asked.prompt, self._block_size, own=least_rows())
 
     def allocated(self, asked: Asked, block_ids: list[int], claimed: int) -> None:
         if asked.recipe is None or not claimed:
             return
         self._blending.add(asked.id)
         end = self._claimed(asked)
-        ids = list(asked.request.all_token_ids[:end])
-        order = BlendOrder(asked.id, asked.ticket, ids, block_ids, end - claimed, asked.recipe)
-        self._orders.append(order)
+        written = end - claimed
+        self._orders.append(
+            BlendOrder(asked.id, asked.ticket, asked.ids(end), block_ids, written, asked.recipe)
+        )
 
-    def orders(self, scheduled: Any) -> Orders:
+    def orders(self, step: SchedulerStep) -> Orders:
         orders, self._orders = self._orders, []
         return Orders(orders)
 

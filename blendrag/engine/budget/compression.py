@@ -15,7 +15,7 @@ from blendrag.compress.window import gram_of
 from blendrag.engine.budget.head_pages import HeadPages, KeptPages, PageReader
 from blendrag.engine.budget.head_reading import HeadReading
 from blendrag.engine.compat.head_attention import HeadKernel, bind, not_by_heads
-from blendrag.engine.compat.model import output_weight, scale_of, scores_of
+from blendrag.engine.compat.model import heads_of, kv_shape_of, output_weight, scale_of, scores_of
 from blendrag.engine.forward.decoder import Decoder
 from blendrag.engine.forward.indices import Ints, upload
 from blendrag.engine.forward.paged import PagedCache
@@ -236,8 +236,8 @@ class Compression(WorkerHook):
     def _gram(self, layer: int) -> torch.Tensor:
         if layer not in self._grams:
             attention = self._decoder.attentions[layer]
-            output = self._output(layer)
-            self._grams[layer] = gram_of(output, attention.num_heads, attention.num_kv_heads)
+            kv_heads, _ = kv_shape_of(attention)
+            self._grams[layer] = gram_of(self._output(layer), heads_of(attention), kv_heads)
         return self._grams[layer]
 
     def _output(self, layer: int) -> torch.Tensor:

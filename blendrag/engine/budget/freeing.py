@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
 
-from blendrag.engine.compat.connector import RequestBlocks
+from blendrag.engine.compat.connector import RequestBlocks, SchedulerStep
 from blendrag.engine.hooks import Asked, Orders, SchedulerHook
 from blendrag.engine.wire.recipe import EvictionOrder
 from blendrag.engine.wire.report import BlendReport, Eviction, Tally
@@ -36,19 +35,18 @@ class BlockFreeing(SchedulerHook):
     def finished(self, request_id: str) -> None:
         self._expected.pop(request_id, None)
 
-    def orders(self, scheduled: Any) -> Orders:
-        return Orders(others=self.due(scheduled.num_scheduled_tokens))
+    def orders(self, step: SchedulerStep) -> Orders:
+        return Orders(others=self.due(step.tokens))
 
     def due(self, scheduled: Collection[str]) -> list[EvictionOrder]:
         """Return an order to evict the KV of one request that this step goes on with, the first whose prompt
         is computed. Its first token has left already, so it does not wait for the choice of what is kept. The
         others get their turn in later steps, since all running requests wait for each eviction."""
         for request_id, asked in self._expected.items():
-            request = asked.request
-            if request_id in scheduled and request.num_computed_tokens >= request.num_prompt_tokens:
+            if request_id in scheduled and asked.computed >= asked.prompt:
                 del self._expected[request_id]
                 blocks = [] if self._blocks is None else self._blocks.ids(request_id)
-                return [EvictionOrder(request_id, asked.ticket, blocks, request.num_prompt_tokens)]
+                return [EvictionOrder(request_id, asked.ticket, blocks, asked.prompt)]
         return []
 
     def heard(self, request_id: str, said: Eviction, asked: Asked | None) -> Tally:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import operator
 from dataclasses import dataclass
-from typing import Any
 
+from blendrag.engine.compat.connector import SchedulerStep
 from blendrag.engine.hooks import Asked, Orders, SchedulerHook
 from blendrag.engine.prefixes.prefix_claims import held_tokens
 
@@ -111,7 +111,7 @@ class ReorderedClaims(SchedulerHook):
 
     def arrived(self, asked: Asked) -> None:
         if asked.recipe is None:
-            self._order.arrived(asked.id, held_tokens(asked.request), asked.request.num_prompt_tokens)
+            self._order.arrived(asked.id, held_tokens(asked), asked.prompt)
 
     def claim(self, asked: Asked, computed: int) -> int | None:
         return None if asked.plain and not self._order.may_begin(asked.id, computed) else 0
@@ -119,7 +119,7 @@ class ReorderedClaims(SchedulerHook):
     def allocated(self, asked: Asked, block_ids: list[int], claimed: int) -> None:
         self._order.began(asked.id)
 
-    def orders(self, scheduled: Any) -> Orders:
+    def orders(self, step: SchedulerStep) -> Orders:
         self._order.step_over()
         return Orders()
 

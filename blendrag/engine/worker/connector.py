@@ -21,6 +21,10 @@ from blendrag.engine.compat.connector import (
     KVConnectorRole,
     KVConnectorWorkerMetadata,
     RequestBlocks,
+    SchedulerStep,
+    Transfer,
+    block_ids_of,
+    message_of_workers,
 )
 from blendrag.engine.compat.platform import front_end_in_rust
 from blendrag.engine.hooks import Asked, SchedulerHook, Step
@@ -41,11 +45,11 @@ _TIERS_EVERY_S = 1.0
 _log = logging.getLogger(__name__)
 
 
-def _hooks(options: dict[str, Any], block_size: int, salted: bool) -> list[SchedulerHook]:
+def _hooks(transfer: Transfer) -> list[SchedulerHook]:
     """Return the scheduler's halves of all mechanisms. The first that claims a request's tokens has them."""
-    window = int(options.get("reorder_window", 0))
+    window = int(transfer.options.get("reorder_window", 0))
     return [
-        BlendClaims(block_size, salted=salted),
+        BlendClaims(transfer.block_size, salted=transfer.prefix_caching),
         *([ReorderedClaims(window)] if window else []),
         PrefixClaims(),
         BlockFreeing(),
@@ -73,16 +77,15 @@ class BlendConnector(KVConnectorBase_V1):
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        self.options: dict[str, Any] = vllm_config.kv_transfer_config.kv_connector_extra_config
-        self._block_size = int(vllm_config.cache_config.block_size)
+        transfer = Transfer.of(vllm_config)
+        self.options, self._block_size = transfer.options, transfer.block_size
         self._secret = os.environ.get(SECRET)
         if self._secret and front_end_in_rust():
             raise ConfigError("vLLM's front end in Rust takes no plugins: nothing would be blended")
         if self.options.get("sealed") and not self._secret and role is KVConnectorRole.SCHEDULER:
             raise ConfigError(f"the engine of a server has no {SECRET}: it would take anybody's recipes")
         # scheduler half
-        salted = bool(vllm_config.cache_config.enable_prefix_caching)
-        self._hooks = _hooks(self.options, self._block_size, salted)
+        self._hooks = _hooks(transfer)
         self._running: set[str] = set()  # requests that the last step computed something for
         self._asked: dict[str, Asked] = {}
         self._tally: Tally = {}
@@ -109,13 +112,12 @@ class BlendConnector(KVConnectorBase_V1):
     def _of(self, request: Any) -> Asked:
         """Return what is known of a request. Its parameters are read once: a waiting request is asked about
         in every step."""
-        known = self._asked.get(request.request_id)
-        if known is not None:
+        asked = Asked(request)
+        if (known := self._asked.get(asked.id)) is not None:
             return known
-        asked = self._asked[request.request_id] = Asked(request)
-        params, salt = request.kv_transfer_params, request.cache_salt
+        self._asked[asked.id] = asked
         try:
-            if self._secret and params and not is_sealed(params, salt, self._secret):
+            if self._secret and asked.params and not is_sealed(asked.params, asked.salt, self._secret):
                 raise ValueError("it is not this server's")
             for hook in self._hooks:
                 hook.arrived(asked)
@@ -132,24 +134,25 @@ class BlendConnector(KVConnectorBase_V1):
         return 0, False
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        asked, block_ids = self._of(request), list(blocks.get_block_ids()[0])
+        asked, block_ids = self._of(request), block_ids_of(blocks)
         for hook in self._hooks:
             hook.allocated(asked, block_ids, num_external_tokens)
         if num_external_tokens and asked.state != "failed":
             asked.state = "ordered"
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
-        before, self._running = self._running, set(scheduler_output.num_scheduled_tokens)
+        step = SchedulerStep(scheduler_output)
+        before, self._running = self._running, set(step.tokens)
         return Step(
-            {hook.name: hook.orders(scheduler_output) for hook in self._hooks},
+            {hook.name: hook.orders(step) for hook in self._hooks},
             busy=bool(self._running),
             follows=not before.isdisjoint(self._running),
-            ended=frozenset(scheduler_output.finished_req_ids),
-            preempted=frozenset(scheduler_output.preempted_req_ids or ()),
+            ended=step.ended,
+            preempted=step.preempted,
         )
 
     def update_connector_output(self, connector_output: Any) -> None:
-        meta = connector_output.kv_connector_worker_meta
+        meta = message_of_workers(connector_output)
         if not isinstance(meta, BlendReports):
             return
         for request_id, report in meta.reports.items():
@@ -165,11 +168,12 @@ class BlendConnector(KVConnectorBase_V1):
                 merge(self._tally, hook.heard(request_id, said, self._asked.get(request_id)))
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        asked = self._asked.pop(request.request_id, None) or Asked(request)
+        asked = Asked(request)
+        asked = self._asked.pop(asked.id, asked)
         for hook in self._hooks:
             hook.finished(asked.id)
         self._running.discard(asked.id)
-        if asked.result is None and asked.state == "new" and request.num_computed_tokens and asked.counts:
+        if asked.result is None and asked.state == "new" and asked.computed and asked.counts:
             merge(self._tally, of_outcome("prefix" if asked.recipe else "plain"))
         elif asked.result is not None and asked.refused:
             merge(self._tally, of_report(asked.result))

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from blendrag.engine.compat.connector import SchedulerStep
 from blendrag.engine.hooks import Asked
 from blendrag.engine.prefixes.prefix_claims import PrefixClaims
 from blendrag.engine.wire.prefixes import PATH, PrefixPath, read_path
@@ -35,7 +36,7 @@ def step(
     cached = SimpleNamespace(
         req_ids=list(blocks), new_block_ids=[(ids,) for ids in blocks.values()], resumed_req_ids=set(resumed)
     )
-    return SimpleNamespace(num_scheduled_tokens=tokens, scheduled_cached_reqs=cached)
+    return SchedulerStep(SimpleNamespace(num_scheduled_tokens=tokens, scheduled_cached_reqs=cached))
 
 
 @given(st.lists(st.integers(1, 7), min_size=1), st.integers(0, 3), st.integers(0, 3))
