@@ -14,17 +14,21 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
-from blendrag.engine.budget.compression import Compression
+from blendrag.engine.blend.blends import Blends
 from blendrag.engine.client.launch import connector_args
-from blendrag.engine.forward.slices import BlendQueue, Pace, Sliced, StepClock
+from blendrag.engine.forward.loaded import LoadedModel
+from blendrag.engine.forward.ranks import ALONE
+from blendrag.engine.forward.slices import Pace, Sliced, StepClock
+from blendrag.engine.hooks import Reports
+from blendrag.engine.prefixes.exact_prefixes import ExactPrefixes
 from blendrag.engine.wire.recipe import BlendOrder
 from blendrag.engine.worker.connector import BlendConnector
 from blendrag.settings import Settings
 
 PROMPT = 300  # tokens: three blocks
 WRONG = -7
-_NO_DECODER: Any = None
-_COMPRESSION = Compression(_NO_DECODER, None, "nothing is evicted here")
+_NOTHING: Any = None
+_CPU: Any = SimpleNamespace(device=torch.device("cpu"))
 _LAYER = FullAttentionSpec(block_size=128, num_kv_heads=1, head_size=8, dtype=torch.float32)
 BLOCKS = KVCacheConfig(64, [], [KVCacheGroupSpec(["layer"], _LAYER)])
 
@@ -81,13 +85,21 @@ class Runner:
         return [end if self.there[name] == set(range(end)) else WRONG]
 
 
-def plane(start: Callable[[BlendOrder, Pace], Sliced], **more: Any) -> Any:
-    """What a worker's half is bound to."""
-    return SimpleNamespace(
-        queue=BlendQueue(start),
-        clock=StepClock(),
-        tiers=[],
-        wait_for_device=lambda: None,
-        compression=_COMPRESSION,
-        **more,
-    )
+def plane(
+    start: Callable[[BlendOrder, Pace], Sliced],
+    load: Callable[[Any], Any] = lambda order: None,
+    share: float = 1.0,
+) -> Any:
+    """What a worker's half is bound to. start: blends. load: loads nodes of exact prefixes."""
+
+    class Blended(Blends):
+        def blend(self, order: BlendOrder, pace: Pace) -> Sliced:
+            return start(order, pace)
+
+    class Loaded(ExactPrefixes):
+        def load(self, order: Any) -> Any:
+            return load(order)
+
+    model = LoadedModel(_NOTHING, _CPU, ALONE)
+    hooks = [Loaded(_CPU, "", _NOTHING), Blended(model, _NOTHING, StepClock(), share, [])]
+    return SimpleNamespace(hooks=hooks, tiers=[], reports=Reports())

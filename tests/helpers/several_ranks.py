@@ -181,7 +181,7 @@ def opens_alone(ranks: Ranks) -> list[str]:
     for fails in (True, False):
         KVReader.open = _out_of_files if fails else open_reader  # type: ignore[method-assign, assignment]
         try:
-            plane.open_store(root, asdict(identity), [{"kind": "disk"}])
+            plane.stores.open(root, asdict(identity), [{"kind": "disk"}])
             opened.append("open")
         except EngineError as error:
             opened.append(str(error))

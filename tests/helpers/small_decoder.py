@@ -19,8 +19,8 @@ from vllm.model_executor.model_loader.utils import initialize_model, process_wei
 from vllm.utils.torch_utils import set_default_torch_dtype
 from vllm.v1.worker.utils import AttentionGroup
 
-from blendrag.engine.blend.blending import LoadedModel
 from blendrag.engine.forward.decoder import make_decoder
+from blendrag.engine.forward.loaded import LoadedModel
 from blendrag.engine.forward.paged import PagedCache
 
 CPU = torch.device("cpu")

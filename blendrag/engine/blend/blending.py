@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -20,11 +20,9 @@ from blendrag.control.estimate import Estimator
 from blendrag.engine.blend.fused_prefill import FusedPrefill
 from blendrag.engine.blend.question_pass import QuestionPass
 from blendrag.engine.blend.stored_kv import StoredKV
-from blendrag.engine.forward.decoder import Decoder
 from blendrag.engine.forward.indices import Ints
-from blendrag.engine.forward.paged import PagedCache
+from blendrag.engine.forward.loaded import LoadedModel
 from blendrag.engine.forward.prompt_forward import CachedSpan, Note, PromptForward, PromptTokens, Stopwatch
-from blendrag.engine.forward.ranks import ALONE, Ranks
 from blendrag.engine.forward.slices import Pace, Sliced, beside
 from blendrag.engine.wire.recipe import BlendOrder
 from blendrag.engine.wire.report import BlendReport, out_of_memory
@@ -43,15 +41,6 @@ _KEPT_CHOICES = 256
 
 Chunk = tuple[CachedSpan, Opened]  # where it stands in the prompt, and its record
 Lost = tuple[str, str, str]  # a chunk that cannot be used: its key, the tier that was read, why
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """The loaded model that all requests are blended with. ranks: the ranks that have the rest of it."""
-
-    decoder: Decoder
-    cache: PagedCache
-    ranks: Ranks = ALONE
 
 
 class Choices:

@@ -15,12 +15,13 @@ from blendrag.compress.window import gram_of
 from blendrag.engine.budget.head_pages import HeadPages, KeptPages, PageReader
 from blendrag.engine.budget.head_reading import HeadReading
 from blendrag.engine.compat.head_attention import HeadKernel, bind, not_by_heads
-from blendrag.engine.compat.model import output_weight, scale_of, scores_of
+from blendrag.engine.compat.model import heads_of, kv_shape_of, output_weight, scale_of, scores_of
 from blendrag.engine.forward.decoder import Decoder
 from blendrag.engine.forward.indices import Ints, upload
 from blendrag.engine.forward.paged import PagedCache
+from blendrag.engine.hooks import Blending, Reports, Step, WorkerHook
 from blendrag.engine.wire.recipe import BlendOrder, EvictionOrder
-from blendrag.engine.wire.report import Eviction
+from blendrag.engine.wire.report import BlendReport, Eviction
 from blendrag.errors import ConfigError
 
 _LAST_ROWS = 12  # the last rows of a prompt, at most, that the engine computes behind its question
@@ -68,26 +69,36 @@ class Parts:
     reading: HeadReading
 
 
-class Compression:
+class Compression(WorkerHook):
     """The eviction of prompts' KV in one loaded model. reason: why all of it is always kept, if it is."""
+
+    name = "budget"
 
     def __init__(self, decoder: Decoder, parts: Parts | None, reason: str | None) -> None:
         self._decoder, self._parts, self.reason = decoder, parts, reason
+        self._reports = Reports()
         self._seen: dict[str, WindowQueries | ConfigError] = {}
         self._grams: dict[int, torch.Tensor] = {}
 
     @classmethod
-    def of(cls, decoder: Decoder, cache: PagedCache, ranks: int = 1) -> Self:
-        """Make it for a model. Raises nothing: users who ask for no eviction must not see an error."""
+    def of(cls, decoder: Decoder, cache: PagedCache, ranks: int = 1, reports: Reports | None = None) -> Self:
+        """Make it for a model. Raises nothing: users who ask for no eviction must not see an error. reports:
+        those of blends, which then tell of evictions, too."""
+        made = cls._of(decoder, cache, ranks)
+        made._reports = reports or made._reports
+        return made
+
+    @classmethod
+    def _of(cls, decoder: Decoder, cache: PagedCache, ranks: int) -> Self:
         if ranks > 1:  # the ranks would have to tell each other if one could not
             return cls(decoder, None, "its heads are on several devices")
         try:
-            return cls._of(decoder, cache)
+            return cls._bound(decoder, cache)
         except Exception as error:
             return cls(decoder, None, f"{type(error).__name__}: {error}")
 
     @classmethod
-    def _of(cls, decoder: Decoder, cache: PagedCache) -> Self:
+    def _bound(cls, decoder: Decoder, cache: PagedCache) -> Self:
         attentions = decoder.attentions
         if reason := not_by_heads(attentions):
             return cls(decoder, None, reason)
@@ -104,6 +115,20 @@ class Compression:
         reading = HeadReading(attentions, pages, HeadKernel(attentions, cache.runner))
         bind(attentions, reading)
         return cls(decoder, Parts(pages, reader, reading), None)
+
+    def before_forward(self, step: Step) -> dict[str, Eviction]:
+        """Evict before the step's forward, which may give the blocks to others, and reads what is left."""
+        self.forget(step.ended | step.preempted)
+        evictions: dict[str, Eviction] = {}
+        for order in step.of(self.name).others:
+            eviction = evictions[order.request_id] = self.evict(order)
+            if report := self._reports.get(order.ticket):
+                self._reports.keep(order.ticket, report.evicted(eviction))
+        return evictions
+
+    def blending(self, order: BlendOrder) -> Blending:
+        window = self.window(order)
+        return Blending(order) if window is None else Blending(order, window.note, _not_yet)
 
     def window(self, order: BlendOrder) -> WindowQueries | None:
         """Return the window for a blend that begins; None if nothing is to be evicted after it."""
@@ -211,8 +236,8 @@ class Compression:
     def _gram(self, layer: int) -> torch.Tensor:
         if layer not in self._grams:
             attention = self._decoder.attentions[layer]
-            output = self._output(layer)
-            self._grams[layer] = gram_of(output, attention.num_heads, attention.num_kv_heads)
+            kv_heads, _ = kv_shape_of(attention)
+            self._grams[layer] = gram_of(self._output(layer), heads_of(attention), kv_heads)
         return self._grams[layer]
 
     def _output(self, layer: int) -> torch.Tensor:
@@ -221,3 +246,8 @@ class Compression:
         if output is None:
             raise WholeError("no output projection is found, which the scorer reads")
         return output
+
+
+def _not_yet(report: BlendReport) -> BlendReport:
+    """Return the report of a prompt that is evicted in a later step, if there is one."""
+    return report.evicted(Eviction(whole="the answer ended with its first tokens"))

@@ -3,45 +3,70 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
 
-from blendrag.engine.compat.connector import RequestBlocks
-from blendrag.engine.wire.recipe import EvictionOrder, Recipe
-from blendrag.engine.wire.report import Eviction
+from blendrag.engine.compat.connector import RequestBlocks, SchedulerStep
+from blendrag.engine.hooks import Asked, Orders, SchedulerHook
+from blendrag.engine.wire.recipe import EvictionOrder
+from blendrag.engine.wire.report import BlendReport, Eviction, Tally
 
 
-class BlockFreeing:
-    """The evictions of one scheduler. ``blocks``: None where a request's blocks are in several groups, or
-    this vLLM has another manager; then nothing is evicted."""
+class BlockFreeing(SchedulerHook):
+    """The evictions of one scheduler. Without ``blocks``, nothing is evicted."""
 
-    def __init__(self, blocks: RequestBlocks | None) -> None:
+    name = "budget"
+
+    def __init__(self, blocks: RequestBlocks | None = None) -> None:
         self._blocks = blocks
-        self._expected: dict[str, Any] = {}  # requests whose prompt is blended now, by id
+        self._expected: dict[str, Asked] = {}  # requests whose prompt is blended now
 
-    def expect(self, request: Any, recipe: Recipe) -> None:
+    def bind(self, blocks: RequestBlocks | None) -> None:
+        self._blocks = blocks
+
+    def allocated(self, asked: Asked, block_ids: list[int], claimed: int) -> None:
         """Note a prompt that is blended. If its recipe asks for it, it is evicted once its first token is
         there."""
-        if recipe.options.kv_budget is not None:
-            self._expected[request.request_id] = request
+        if claimed and asked.recipe is not None and asked.recipe.options.kv_budget is not None:
+            self._expected[asked.id] = asked
 
-    def forget(self, request_id: str) -> None:
-        """Forget a request that has ended, has failed, or has to be blended again."""
+    def reported(self, asked: Asked, report: BlendReport) -> None:
+        if report.fallback:
+            self.finished(asked.id)
+
+    def finished(self, request_id: str) -> None:
         self._expected.pop(request_id, None)
 
-    def orders(self, scheduled: Collection[str]) -> list[EvictionOrder]:
+    def orders(self, step: SchedulerStep) -> Orders:
+        return Orders(others=self.due(step.tokens))
+
+    def due(self, scheduled: Collection[str]) -> list[EvictionOrder]:
         """Return an order to evict the KV of one request that this step goes on with, the first whose prompt
         is computed. Its first token has left already, so it does not wait for the choice of what is kept. The
         others get their turn in later steps, since all running requests wait for each eviction."""
-        for request_id, request in self._expected.items():
-            if request_id in scheduled and request.num_computed_tokens >= request.num_prompt_tokens:
+        for request_id, asked in self._expected.items():
+            if request_id in scheduled and asked.computed >= asked.prompt:
                 del self._expected[request_id]
-                ticket = str(request.kv_transfer_params.get("ticket", ""))
                 blocks = [] if self._blocks is None else self._blocks.ids(request_id)
-                return [EvictionOrder(request_id, ticket, blocks, request.num_prompt_tokens)]
+                return [EvictionOrder(request_id, asked.ticket, blocks, asked.prompt)]
         return []
+
+    def heard(self, request_id: str, said: Eviction, asked: Asked | None) -> Tally:
+        self.free(request_id, said)
+        if asked is not None and asked.result is not None:
+            asked.result = asked.result.evicted(said)
+        return of_eviction(said)
 
     def free(self, request_id: str, eviction: Eviction) -> None:
         """Give back the blocks that the worker has emptied. Those of a request that has ended since, or was
         preempted, are free already."""
         if self._blocks is not None and eviction.freed:
             self._blocks.give_back(request_id, eviction.first_block, eviction.first, eviction.last)
+
+
+def of_eviction(eviction: Eviction) -> Tally:
+    """Return what the eviction of one prompt's KV adds to the counts."""
+    if eviction.whole is not None:
+        return {"blendrag_evictions": {"whole": 1}}
+    return {
+        "blendrag_evictions": {"evicted": 1},
+        "blendrag_evicted_blocks": {"kept": eviction.first + 1, "freed": eviction.freed},
+    }

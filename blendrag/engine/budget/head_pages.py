@@ -15,7 +15,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from blendrag.engine.compat.model import write_kv
+from blendrag.engine.compat.model import cache_of, kv_shape_of, write_kv
 from blendrag.engine.forward.indices import Ints, upload
 from blendrag.engine.forward.page_order import PageOrder
 
@@ -45,9 +45,9 @@ class HeadPages:
     def of(cls, attentions: Sequence[Any]) -> Self | None:
         """Return the pages, or None where the layers' caches have other shapes, or are not in one
         allocation."""
-        caches = [attention.kv_cache for attention in attentions]
-        attention, like = attentions[0], caches[0]
-        shape = (attention.num_kv_heads, like.shape[-2], 2 * attention.head_size)
+        caches = [cache_of(attention) for attention in attentions]
+        (heads, size), like = kv_shape_of(attentions[0]), caches[0]
+        shape = (heads, like.shape[-2], 2 * size)
         facts = {(c.untyped_storage().data_ptr(), c.shape, c.stride(), c.dtype) for c in caches}
         plain = like.dim() == 4 and tuple(like.shape[1:]) == shape and like.is_floating_point()
         return cls(attentions, caches) if plain and len(facts) == 1 else None
@@ -70,12 +70,12 @@ class HeadPages:
 
     def copy_of(self, blocks: Ints) -> list[torch.Tensor]:
         """Return what each layer has in these blocks, for :meth:`restore`."""
-        return [attention.kv_cache[upload(blocks, self.device)] for attention in self.attentions]
+        return [cache_of(attention)[upload(blocks, self.device)] for attention in self.attentions]
 
     def restore(self, blocks: Ints, copies: Sequence[torch.Tensor]) -> None:
         """Put back what :meth:`copy_of` has copied from these blocks."""
         for attention, copy in zip(self.attentions, copies, strict=True):
-            attention.kv_cache[upload(blocks, self.device)] = copy
+            cache_of(attention)[upload(blocks, self.device)] = copy
 
 
 class PageReader:

@@ -19,6 +19,7 @@ import torch
 
 from blendrag.engine.budget.head_pages import HeadPages, KeptPages
 from blendrag.engine.compat.head_attention import HeadKernel, HeadSequences
+from blendrag.engine.compat.model import name_of
 from blendrag.engine.forward.indices import Ints, upload
 
 _TILE = 128  # tokens: kernels read tables in tiles of this size, past the end of a sequence
@@ -53,7 +54,7 @@ class HeadReading:
     (:class:`HeadAttention`)."""
 
     def __init__(self, attentions: Sequence[Any], pages: HeadPages, kernel: HeadKernel) -> None:
-        self._number = {attention.layer_name: number for number, attention in enumerate(attentions)}
+        self._number = {name_of(attention): number for number, attention in enumerate(attentions)}
         self._pages, self._kernel = pages, kernel
         self._kept: dict[int, _Kept] = {}  # by the request's first block, which is its own
         self._step: _Step | None = None
@@ -85,7 +86,7 @@ class HeadReading:
             if self._step is None:
                 self._plain = metadata
                 return False
-        step, sequences = self._step, self._step.layers[self._number[layer.layer_name]]
+        step, sequences = self._step, self._step.layers[self._number[name_of(layer)]]
         tokens, size = step.tokens, query.shape[-1]
         by_heads = query[:tokens].reshape(tokens * self._pages.kv_heads, -1, size)
         rows = by_heads if step.rows is None else by_heads[step.rows]

@@ -95,7 +95,9 @@ class RunningEngine:
 
     @property
     def max_model_len(self) -> int:
-        return int(self._llm.model_config.max_model_len)
+        from blendrag.engine.compat.requests import window_of
+
+        return window_of(self._llm)
 
     # -- calls --------------------------------------------------------------------------------------------
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Self, TypeVar
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self, TypeVar
 
 import torch
 from vllm.distributed.kv_transfer import get_kv_transfer_group
@@ -28,7 +30,12 @@ __all__ = [
     "KVConnectorStats",
     "KVConnectorWorkerMetadata",
     "RequestBlocks",
+    "SchedulerRequest",
+    "SchedulerStep",
+    "Transfer",
+    "block_ids_of",
     "least_rows",
+    "message_of_workers",
     "own_connector",
 ]
 
@@ -48,6 +55,96 @@ def least_rows() -> int:
     if not is_cpu():
         return 1
     return 2 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 12
+
+
+class Transfer(NamedTuple):
+    """What a connector is configured with. options: its own."""
+
+    options: dict[str, Any]
+    block_size: int
+    prefix_caching: bool
+
+    @classmethod
+    def of(cls, vllm_config: Any) -> Self:
+        cache, options = vllm_config.cache_config, vllm_config.kv_transfer_config.kv_connector_extra_config
+        return cls(options, int(cache.block_size), bool(cache.enable_prefix_caching))
+
+
+@dataclass(slots=True)
+class SchedulerRequest:
+    """A request as vLLM's scheduler has it (``Request``)."""
+
+    request: Any
+
+    @property
+    def id(self) -> str:
+        name: str = self.request.request_id
+        return name
+
+    @property
+    def params(self) -> dict[str, Any] | None:
+        """Return the parameters for connectors that its client has sent."""
+        params: dict[str, Any] | None = self.request.kv_transfer_params
+        return params
+
+    @property
+    def salt(self) -> str | None:
+        salt: str | None = self.request.cache_salt
+        return salt
+
+    @property
+    def prompt(self) -> int:
+        """Return how many tokens its prompt has."""
+        tokens: int = self.request.num_prompt_tokens
+        return tokens
+
+    @property
+    def computed(self) -> int:
+        """Return how many of its tokens were computed by the steps before this one."""
+        tokens: int = self.request.num_computed_tokens
+        return tokens
+
+    def ids(self, end: int) -> list[int]:
+        """Return its first ``end`` token ids."""
+        return list(self.request.all_token_ids[:end])
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStep:
+    """A step as vLLM's scheduler has decided it (``SchedulerOutput``)."""
+
+    output: Any
+
+    @property
+    def tokens(self) -> Mapping[str, int]:
+        """Return how many tokens are computed, by request."""
+        tokens: Mapping[str, int] = self.output.num_scheduled_tokens
+        return tokens
+
+    @property
+    def ended(self) -> frozenset[str]:
+        return frozenset(self.output.finished_req_ids)
+
+    @property
+    def preempted(self) -> frozenset[str]:
+        return frozenset(self.output.preempted_req_ids or ())
+
+    def more_blocks(self) -> Iterator[tuple[str, list[int]]]:
+        """Return the blocks that running requests get besides those they have."""
+        cached: CachedRequestData = self.output.scheduled_cached_reqs
+        for request_id, new in zip(cached.req_ids, cached.new_block_ids, strict=True):
+            if new and request_id not in cached.resumed_req_ids:
+                yield request_id, new[0]
+
+
+def block_ids_of(blocks: Any) -> list[int]:
+    """Return the ids of the blocks (``KVCacheBlocks``) that a request has, in its one group of layers."""
+    return list(blocks.get_block_ids()[0])
+
+
+def message_of_workers(connector_output: Any) -> Any:
+    """Return the workers' message in their output of a step (``KVConnectorOutput``)."""
+    return connector_output.kv_connector_worker_meta
 
 
 class RequestBlocks:

@@ -33,6 +33,10 @@ KNOWN_ARCHITECTURES = frozenset(
     }
 )
 
+# What the decoder for them uses of a layer.
+_PARTS_OF_LAYER = "self_attn input_layernorm post_attention_layernorm mlp"
+_PARTS_OF_ATTENTION = "qkv_proj q_size kv_size rotary_emb head_dim o_proj"
+
 # RoPE types whose angle is a function of the position alone.
 _STATIC_ROPES = frozenset(
     {
@@ -189,6 +193,46 @@ def block_format(attentions: Sequence[Any]) -> str:
         return f"{one.attn_backend.get_name()} {isa} {cache.dtype} {(*cache.shape[1:],)} {cache.stride()[1:]}"
 
     return "; ".join(sorted(set(map(of, attentions))))
+
+
+def dtype_of(vllm_config: Any) -> torch.dtype:
+    """Return the dtype of a model's activations, and of K and V."""
+    dtype: torch.dtype = vllm_config.model_config.dtype
+    return dtype
+
+
+def cache_of(attention: Any) -> torch.Tensor:
+    """Return the paged cache of an attention module."""
+    cache: torch.Tensor = attention.kv_cache
+    return cache
+
+
+def name_of(attention: Any) -> str:
+    """Return the name by which the backend's metadata knows an attention module."""
+    name: str = attention.layer_name
+    return name
+
+
+def heads_of(attention: Any) -> int:
+    """Return how many heads Q of an attention module has."""
+    heads: int = attention.num_heads
+    return heads
+
+
+def kv_shape_of(attention: Any) -> tuple[int, int]:
+    """Return (kv_heads, head_size) of K or V of an attention module."""
+    return attention.num_kv_heads, attention.head_size
+
+
+def has_known_parts(model: Any) -> bool:
+    """Return whether a model's layers have what they are computed of piece by piece, and nothing else."""
+    return type(model).__name__ in KNOWN_ARCHITECTURES and all(
+        all(hasattr(layer, name) for name in _PARTS_OF_LAYER.split())
+        and all(hasattr(layer.self_attn, name) for name in _PARTS_OF_ATTENTION.split())
+        and not getattr(layer.self_attn, "do_llama_4_scaling", False)
+        and getattr(layer, "ada_rms_norm_t_cond", None) is None
+        for layer in decoder_layers(model)
+    )
 
 
 def output_weight(layer: Any, attention: Any) -> torch.Tensor | None:

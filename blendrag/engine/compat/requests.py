@@ -43,6 +43,7 @@ __all__ = [
     "tokenizer_of",
     "tool_parser",
     "tool_parsers",
+    "window_of",
 ]
 
 
@@ -64,6 +65,11 @@ def has_unfinished(llm: Any) -> bool:
 async def end_answers(llm: Any) -> None:
     """Have an ``AsyncLLM`` end all its requests, with the part of each answer that there is."""
     await llm.abort(list(llm.output_processor.request_states), internal=True)
+
+
+def window_of(llm: Any) -> int:
+    """Return how many tokens a prompt and its answer have in an ``AsyncLLM``, at most."""
+    return int(llm.model_config.max_model_len)
 
 
 def tokenizer_of(llm: Any) -> Any:

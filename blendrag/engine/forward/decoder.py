@@ -14,9 +14,11 @@ from typing import Any
 import torch
 
 from blendrag.engine.compat.model import (
-    KNOWN_ARCHITECTURES,
     attention_of,
     decoder_layers,
+    dtype_of,
+    has_known_parts,
+    kv_shape_of,
     layer_context,
     normed,
     rotary_of,
@@ -100,13 +102,12 @@ class Decoder(ABC):
     @property
     def kv_shape(self) -> tuple[int, int]:
         """Return (kv_heads, head_size) of one layer's K or V."""
-        return self.attentions[0].num_kv_heads, self.attentions[0].head_size
+        return kv_shape_of(self.attentions[0])
 
     @property
     def dtype(self) -> torch.dtype:
         """Return the dtype of K and V."""
-        dtype: torch.dtype = self.vllm_config.model_config.dtype
-        return dtype
+        return dtype_of(self.vllm_config)
 
     def embed(self, token_ids: torch.Tensor, positions: Indices) -> Rows:
         """Return the input of layer 0 for [n] int64 token ids."""
@@ -269,12 +270,4 @@ def tapped(decoder: Decoder, layer: int, attention_of: Callable[[Projected], tor
 
 def make_decoder(model: Any, vllm_config: Any) -> Decoder:
     """Return the piecewise decoder where the structure is known, else the whole-layer one."""
-    known = type(model).__name__ in KNOWN_ARCHITECTURES
-    plain = all(
-        hasattr(layer, "self_attn")
-        and hasattr(layer.self_attn, "qkv_proj")
-        and not getattr(layer.self_attn, "do_llama_4_scaling", False)
-        and getattr(layer, "ada_rms_norm_t_cond", None) is None
-        for layer in decoder_layers(model)
-    )
-    return (KnownDecoder if known and plain else WholeLayerDecoder)(model, vllm_config)
+    return (KnownDecoder if has_known_parts(model) else WholeLayerDecoder)(model, vllm_config)

@@ -20,7 +20,9 @@ from blendrag.engine.compat.model import (
     attend,
     attention_metadata,
     block_format,
+    cache_of,
     key_value_of,
+    name_of,
     scores_of,
     scratch_cache,
     write_kv,
@@ -42,8 +44,7 @@ class PagedCache:
 
     @property
     def device(self) -> torch.device:
-        device: torch.device = self.attentions[0].kv_cache.device
-        return device
+        return cache_of(self.attentions[0]).device
 
     @property
     def by_kernel(self) -> bool:
@@ -66,7 +67,7 @@ class PagedCache:
     @property
     def block_bytes(self) -> int:
         """Return the bytes of a block in one layer."""
-        block = self.attentions[0].kv_cache[0]
+        block = cache_of(self.attentions[0])[0]
         return int(block.numel() * block.element_size())
 
     @property
@@ -79,14 +80,14 @@ class PagedCache:
         at = torch.tensor(block_ids, device=self.device)
         rows = torch.empty(len(self.attentions), len(block_ids) * self.block_bytes, dtype=torch.uint8)
         for row, attention in zip(rows, self.attentions, strict=True):
-            row.copy_(attention.kv_cache[at].contiguous().view(torch.uint8).view(-1))
+            row.copy_(cache_of(attention)[at].contiguous().view(torch.uint8).view(-1))
         return rows
 
     def write_blocks(self, block_ids: Sequence[int], rows: torch.Tensor) -> None:
         """Write what :meth:`read_blocks` gave into these blocks, whatever their numbers were."""
         at = torch.tensor(block_ids, device=self.device)
         for row, attention in zip(rows, self.attentions, strict=True):
-            cache = attention.kv_cache
+            cache = cache_of(attention)
             cache[at] = row.view(cache.dtype).view(len(block_ids), *cache.shape[1:]).to(self.device)
 
     def pages(self, block_ids: Sequence[int], written: int = 0) -> Pages:
@@ -164,7 +165,7 @@ class Pages:
         attention = self._cache.attentions[layer]
         memory = self._of(attention)
         if not isinstance(addresses, PagedRows):
-            return attend(attention, query, memory, addresses[attention.layer_name])
+            return attend(attention, query, memory, addresses[name_of(attention)])
         scores, key_value = scores_of(attention), key_value_of(attention, memory)
         assert scores is not None and key_value is not None, "such a model is not blended"
         return paged_attention(query, *key_value, addresses, scores)
@@ -190,7 +191,7 @@ class Pages:
         return key[at], value[at]
 
     def _of(self, attention: Any) -> torch.Tensor:
-        return attention.kv_cache if self._memory is None else self._memory
+        return cache_of(attention) if self._memory is None else self._memory
 
     def _slots(self, positions: Ints, sequences: Ints | int) -> Ints:
         size = self._cache.block_size

@@ -140,10 +140,10 @@ def beside(
 
 
 class Finished(NamedTuple):
-    """A blend that has ended: its report, or what it raised."""
+    """An order that was carried out: its report, or what was raised. None: nobody waits for it any more."""
 
-    order: BlendOrder
-    outcome: BlendReport | Exception
+    order: Any
+    outcome: BlendReport | Exception | None
 
 
 class BlendQueue:

@@ -6,17 +6,21 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Generator, Iterable, Sequence, Set
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Executor, Future
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from blendrag.engine.forward.paged import PagedCache
+from blendrag.engine.forward.slices import Finished
+from blendrag.engine.hooks import Blending, Step, WorkerHook
 from blendrag.engine.ingest.jobs import awaited
 from blendrag.engine.wire.prefixes import NodeLoad, NodeSave
 from blendrag.engine.wire.recipe import BlendOrder
 from blendrag.engine.wire.report import BlendReport
+from blendrag.errors import StoreError
 from blendrag.store.identity import KVIdentity
 from blendrag.store.stack import TierSpec
 from blendrag.store.tiers import Tier
@@ -27,20 +31,52 @@ _MOST_WAITING = 1 << 29  # bytes of nodes that wait to be stored, apart from the
 _log = logging.getLogger(__name__)
 
 
-class ExactPrefixes:
-    """The exact prefixes of one loaded model. Methods run on the worker's own thread. ``writer`` stores what
-    was copied out, and deletes after that."""
+class ExactPrefixes(WorkerHook):
+    """The exact prefixes of one loaded model. ``writer`` stores what was copied out, and deletes after that.
+    owner: whether this engine stores."""
 
-    def __init__(self, cache: PagedCache, dtype: str, writer: Executor) -> None:
-        self._cache, self._dtype, self._writer = cache, dtype, writer
+    name = "prefixes"
+
+    def __init__(self, cache: PagedCache, dtype: str, writer: Executor, *, owner: bool = True) -> None:
+        self._cache, self._dtype, self._writer, self._owner = cache, dtype, writer, owner
         self._trees: dict[str, NodeStore] = {}
         self._waiting: dict[Future[bool], int] = {}  # bytes by write
         self._spoiled: set[str] = set()  # requests whose KV may depend on blocks that could not be loaded
 
+    def bring(self, step: Step) -> Iterator[Finished]:
+        for order in step.of(self.name).claims:
+            try:
+                report = self.load(order)
+            except Exception as error:
+                yield Finished(order, error)
+            else:
+                if report is not None:
+                    yield Finished(order, report)
+
+    def blending(self, order: BlendOrder) -> Blending:
+        left, exact = self.put_head(order)
+        return Blending(left, finish=None if exact is None else partial(behind, exact))
+
+    def after_forward(self, step: Step, failed: Set[int]) -> None:
+        self.save(step.of(self.name).others, failed)
+        self.ended(step.ended)
+
     # -- trees --------------------------------------------------------------------------------------------
 
+    @property
+    def operations(self) -> Mapping[str, Callable[..., Any]]:
+        return {
+            "open_tree": self.open,
+            "close_tree": self.close_tree,
+            "delete_nodes": self.delete,
+            "tree_stats": self.stats,
+        }
+
     def open(self, root: str, identity: dict[str, Any], stack: Sequence[dict[str, Any]]) -> str:
-        """Open the tree in folder ``root``, and return its id."""
+        """Open the tree in folder ``root``, and return its id. Raises StoreError where several engines would
+        write."""
+        if not self._owner:
+            raise StoreError("data parallel engines cannot share a tree")
         if root not in self._trees:
             cache = self._cache
             specs = [TierSpec.model_validate(spec) for spec in stack]

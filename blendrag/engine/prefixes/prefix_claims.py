@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from blendrag.engine.compat.connector import SchedulerStep
+from blendrag.engine.hooks import Asked, Orders, SchedulerHook
 from blendrag.engine.wire.prefixes import NodeLoad, NodeSave, PrefixPath, read_path
+from blendrag.engine.wire.report import BlendReport
 
 _LEAST = 64  # tokens: computing fewer is faster, together with what is behind them
 
@@ -15,56 +16,62 @@ _LEAST = 64  # tokens: computing fewer is faster, together with what is behind t
 class _Growing:
     """A running request. ready: how many nodes of its path are stored, or were ordered to be."""
 
-    request: Any
+    asked: Asked
     path: PrefixPath
     block_ids: list[int]
     ready: int
 
 
-class PrefixClaims:
-    """The claims of requests that are not blended. The connector's scheduler half calls it. ``request``:
-    vLLM's."""
+class PrefixClaims(SchedulerHook):
+    """The claims of requests that are not blended."""
+
+    name = "prefixes"
 
     def __init__(self, least: int = _LEAST) -> None:
         self._least = least
         self._growing: dict[str, _Growing] = {}
         self._loads: list[NodeLoad] = []
 
-    def claim(self, request: Any, computed: int) -> int:
+    def arrived(self, asked: Asked) -> None:
+        read_path(asked.params, asked.prompt)
+
+    def claim(self, asked: Asked, computed: int) -> int:
         """Return how many tokens behind the ``computed`` ones are to be loaded. Raises any exception for a
         broken path."""
-        path = _path(request)
+        path = _path(asked) if asked.plain else None
         if path is None:
             return 0
-        claimed = min(path.held_end, request.num_prompt_tokens - 1) - computed
+        claimed = min(path.held_end, asked.prompt - 1) - computed
         return claimed if claimed >= self._least else 0
 
-    def allocated(self, request: Any, block_ids: Sequence[int], claimed: int) -> None:
+    def allocated(self, asked: Asked, block_ids: list[int], claimed: int) -> None:
         """Note the blocks of a request; ``claimed`` of its tokens are to be loaded. It is called again for a
         request that had to give its blocks up, or has waited for what was loaded."""
+        if not asked.plain:
+            return
         try:
-            path = _path(request)
+            path = _path(asked)
         except Exception:  # it was refused before
             return
         if path is None:
             return
-        known = self._growing.get(request.request_id)
+        asked.counts = not path.grows
+        known = self._growing.get(asked.id)
         if known is not None:
             known.block_ids = list(block_ids)
         else:
-            self._growing[request.request_id] = _Growing(request, path, list(block_ids), path.held)
+            self._growing[asked.id] = _Growing(asked, path, list(block_ids), path.held)
         used = path.held and known is None and not path.grows
         if claimed or used:  # without tokens: a use of what the engine has itself
-            end, written = path.held_end, min(path.held_end, request.num_prompt_tokens - 1) - claimed
-            nodes, ids = path.nodes[: path.held], request.all_token_ids[:end] if claimed else []
-            ticket = str(request.kv_transfer_params.get("ticket", ""))
+            end, written = path.held_end, min(path.held_end, asked.prompt - 1) - claimed
+            nodes, ids = path.nodes[: path.held], asked.ids(end) if claimed else []
             self._loads.append(
                 NodeLoad(
-                    request.request_id,
-                    ticket,
+                    asked.id,
+                    asked.ticket,
                     path.tree,
                     nodes,
-                    list(ids),
+                    ids,
                     list(block_ids),
                     written,
                     not path.grows,
@@ -75,29 +82,27 @@ class PrefixClaims:
         loads, self._loads = self._loads, []
         return loads
 
-    def saves(self, scheduler_output: Any) -> list[NodeSave]:
+    def saves(self, step: SchedulerStep) -> list[NodeSave]:
         """Return the nodes that the step at hand completes."""
         if not self._growing:
             return []
-        resumed = scheduler_output.scheduled_cached_reqs
-        for request_id, new in zip(resumed.req_ids, resumed.new_block_ids, strict=True):
-            growing = self._growing.get(request_id)
-            if growing is not None and new and request_id not in resumed.resumed_req_ids:
-                growing.block_ids += new[0]
-        saves: list[NodeSave] = []
-        for request_id, tokens in scheduler_output.num_scheduled_tokens.items():
+        for request_id, blocks in step.more_blocks():
             if growing := self._growing.get(request_id):
-                saves += _completed(growing, growing.request.num_computed_tokens + tokens)
+                growing.block_ids += blocks
+        saves: list[NodeSave] = []
+        for request_id, tokens in step.tokens.items():
+            if growing := self._growing.get(request_id):
+                saves += _completed(growing, growing.asked.computed + tokens)
         return saves
 
-    def grows(self, request_id: str) -> bool:
-        """Return whether nobody has asked this prompt."""
-        growing = self._growing.get(request_id)
-        return growing is not None and growing.path.grows
+    def orders(self, step: SchedulerStep) -> Orders:
+        return Orders(self.take_loads(), self.saves(step))
 
-    def forget(self, request_id: str) -> None:
-        """Forget a request that has ended, or whose prefix could not be loaded: nothing more of it is
-        stored."""
+    def reported(self, asked: Asked, report: BlendReport) -> None:
+        if report.fallback:  # nothing more of it is stored
+            self.finished(asked.id)
+
+    def finished(self, request_id: str) -> None:
         self._growing.pop(request_id, None)
 
 
@@ -107,10 +112,10 @@ def _completed(growing: _Growing, tokens: int) -> list[NodeSave]:
     while growing.ready < path.kept and path.nodes[growing.ready][1] <= tokens:
         at = growing.ready
         key, end = path.nodes[at]
-        ids = list(growing.request.all_token_ids[:end])
+        ids = growing.asked.ids(end)
         saves.append(
             NodeSave(
-                growing.request.request_id,
+                growing.asked.id,
                 path.tree,
                 key,
                 path.parent(at),
@@ -123,18 +128,18 @@ def _completed(growing: _Growing, tokens: int) -> list[NodeSave]:
     return saves
 
 
-def held_tokens(request: Any) -> int:
+def held_tokens(asked: Asked) -> int:
     """Return how many tokens of a request's prompt the tree has, as far as its client knows."""
     try:
-        path = _path(request)
-    except Exception:  # it is refused later, when it is claimed
+        path = _path(asked)
+    except Exception:  # it is refused next
         return 0
-    return min(path.held_end, request.num_prompt_tokens - 1) if path else 0
+    return min(path.held_end, asked.prompt - 1) if path else 0
 
 
-def _path(request: Any) -> PrefixPath | None:
+def _path(asked: Asked) -> PrefixPath | None:
     """Return the path of a prompt under a plain salt, a namespace's or none; None for any other: only with a
     plain salt is KV in the engine's cache exact."""
-    if request.cache_salt and not request.cache_salt.endswith(":"):
+    if asked.salt and not asked.salt.endswith(":"):
         return None
-    return read_path(request.kv_transfer_params, request.num_prompt_tokens)
+    return read_path(asked.params, asked.prompt)

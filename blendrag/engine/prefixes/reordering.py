@@ -6,6 +6,10 @@ import itertools
 import operator
 from dataclasses import dataclass
 
+from blendrag.engine.compat.connector import SchedulerStep
+from blendrag.engine.hooks import Asked, Orders, SchedulerHook
+from blendrag.engine.prefixes.prefix_claims import held_tokens
+
 
 @dataclass(slots=True)
 class _Waiting:
@@ -95,3 +99,29 @@ class Reordering:
         step takes the first request that is asked about, so none waits for one that is itself waiting."""
         self._free = self._refused and not self._begun
         self._refused = self._begun = False
+
+
+class ReorderedClaims(SchedulerHook):
+    """The turns of requests that are not blended."""
+
+    name = "reordering"
+
+    def __init__(self, window: int) -> None:
+        self._order = Reordering(window)
+
+    def arrived(self, asked: Asked) -> None:
+        if asked.recipe is None:
+            self._order.arrived(asked.id, held_tokens(asked), asked.prompt)
+
+    def claim(self, asked: Asked, computed: int) -> int | None:
+        return None if asked.plain and not self._order.may_begin(asked.id, computed) else 0
+
+    def allocated(self, asked: Asked, block_ids: list[int], claimed: int) -> None:
+        self._order.began(asked.id)
+
+    def orders(self, step: SchedulerStep) -> Orders:
+        self._order.step_over()
+        return Orders()
+
+    def finished(self, request_id: str) -> None:
+        self._order.ended(request_id)

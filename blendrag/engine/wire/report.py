@@ -10,6 +10,9 @@ from blendrag.load.trace import Event
 
 Cause = Literal["recipe", "salt", "memory", "error"]
 
+# Increments, a level, or observations, by metric and value of its label. Plain data, as vLLM sends it.
+Tally = dict[str, dict[str, Any]]
+
 
 @dataclass(frozen=True, slots=True)
 class Eviction:

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import asdict, is_dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 
-from blendrag.engine.blend.blending import LoadedModel
 from blendrag.engine.compat import head_attention, norms, weights
 from blendrag.engine.compat.connector import own_connector
 from blendrag.engine.compat.model import leave_rows_whole, unsupported_reason
 from blendrag.engine.compat.parallel import tensor_group
 from blendrag.engine.compat.platform import LOGGER, VLLM_VERSION, device_name
+from blendrag.engine.compat.worker import LoadedWorker
 from blendrag.engine.forward.decoder import make_decoder
+from blendrag.engine.forward.loaded import LoadedModel
 from blendrag.engine.forward.paged import PagedCache
 from blendrag.engine.forward.ranks import ALONE, SeveralRanks
 from blendrag.engine.wire import start_error
 from blendrag.engine.worker.connector import BlendConnector
-from blendrag.engine.worker.data_plane import OPERATIONS, DataPlane
+from blendrag.engine.worker.data_plane import DataPlane
 from blendrag.engine.worker.selfcheck import unfit_reason
 from blendrag.errors import BlendragError
 
@@ -38,7 +40,8 @@ class BlendWorker:
     dead engine's log.
     """
 
-    blendrag_operations: ClassVar[Mapping[str, Callable[..., Any]]] = OPERATIONS
+    blendrag_operations: ClassVar[Mapping[str, Callable[..., Any]]] = {}
+    """What a client may call besides the data plane's operations: functions of the data plane."""
     blendrag_data_plane: ClassVar[type[DataPlane]] = DataPlane
     model_runner: Any
     vllm_config: Any
@@ -50,25 +53,25 @@ class BlendWorker:
         return self._blendrag_facts
 
     def _bind(self) -> dict[str, Any]:
-        model = self.model_runner.get_model()
+        worker = LoadedWorker.of(self.vllm_config, self.model_runner)
+        model, size = worker.model, worker.ranks
         leave_rows_whole(model)
         norms.fuse()
-        size = self.vllm_config.parallel_config.tensor_parallel_size
-        device = device_name(self.model_runner.device)
+        device = device_name(worker.device)
         facts: dict[str, Any] = {
             "architecture": type(model).__name__,
             "device": device if size == 1 else f"{size} x {device}",
-            "dtype": str(self.vllm_config.model_config.dtype).removeprefix("torch."),
+            "dtype": worker.dtype,
             "vllm": VLLM_VERSION,
             "threads": torch.get_num_threads(),
-            "block_size": self.vllm_config.cache_config.block_size,
+            "block_size": worker.block_size,
             "reason": unsupported_reason(self.vllm_config, self.model_runner, model),
         }
         if facts["reason"]:
             return facts
         ranks = ALONE if size == 1 else SeveralRanks(tensor_group())
         decoder = make_decoder(model, self.vllm_config)
-        cache = PagedCache(decoder.attentions, self.model_runner, facts["block_size"])
+        cache = PagedCache(decoder.attentions, self.model_runner, worker.block_size)
         facts["reason"] = next(filter(None, ranks.everyone(unfit_reason(decoder, cache, ranks))), None)
         if facts["reason"]:
             return facts
@@ -76,8 +79,10 @@ class BlendWorker:
         extra = connector.options
         loaded = LoadedModel(decoder, cache, ranks)
         share = float(extra.get("blend_share", 1.0))
-        owner = self.vllm_config.parallel_config.data_parallel_index == 0
-        self._blendrag = self.blendrag_data_plane(loaded, share, owner=owner)
+        self._blendrag = self.blendrag_data_plane(loaded, share, owner=worker.first)
+        self._blendrag_operations = self._blendrag.operations() | {
+            name: partial(operation, self._blendrag) for name, operation in self.blendrag_operations.items()
+        }
         connector.bind(self._blendrag)
         blocks = cache.format if size == 1 else ""  # a rank's blocks have only some of the heads
         return facts | {"num_layers": decoder.num_layers, "blocks": blocks}
@@ -87,7 +92,7 @@ class BlendWorker:
         is only begun: ``{"more": None}``, for :meth:`blendrag_go_on`. client, number: whose call it is, and
         which."""
         try:
-            result = self.blendrag_operations[operation](self._blendrag, *args)
+            result = self._blendrag_operations[operation](*args)
         except BlendragError as error:
             return _wrong(error)
         if isinstance(result, Generator):

@@ -16,12 +16,9 @@ from typing import Any, Literal, get_args
 from weakref import WeakKeyDictionary
 
 from blendrag.engine.compat.connector import KVConnectorPromMetrics, KVConnectorStats
-from blendrag.engine.wire.report import BlendReport, Cause, Eviction
+from blendrag.engine.wire.report import BlendReport, Cause, Tally
 from blendrag.store.record import Reason
 from blendrag.store.tiers import Tier
-
-# Increments, a level, or observations, by metric and value of its label. Plain data, as vLLM sends it.
-Tally = dict[str, dict[str, Any]]
 
 Outcome = Literal["exact", "blended", "computed", "prefix", "plain", "fallback"]
 Unplanned = Literal["request", "refused", "text", "window", "error"]
@@ -125,16 +122,6 @@ def of_report(report: BlendReport) -> Tally:
         "blendrag_blend_seconds": {part: [report.ms[part] / 1e3] for part in _PARTS},
         "blendrag_chunks_loaded": dict(report.tiers),
         "blendrag_chunks_missing": dict(Counter(report.missing.values())),
-    }
-
-
-def of_eviction(eviction: Eviction) -> Tally:
-    """Return what the eviction of one prompt's KV adds."""
-    if eviction.whole is not None:
-        return {"blendrag_evictions": {"whole": 1}}
-    return {
-        "blendrag_evictions": {"evicted": 1},
-        "blendrag_evicted_blocks": {"kept": eviction.first + 1, "freed": eviction.freed},
     }
 
 

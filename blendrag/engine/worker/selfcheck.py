@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from blendrag.attention.runs import dense_attention
-from blendrag.engine.compat.model import layer_context, scores_of
+from blendrag.engine.compat.model import heads_of, kv_shape_of, layer_context, scores_of
 from blendrag.engine.forward.decoder import Decoder, Projected, tapped
 from blendrag.engine.forward.indices import upload
 from blendrag.engine.forward.paged import PagedCache
@@ -80,16 +80,16 @@ def mask_error(decoder: Decoder, cache: PagedCache, tokens: int, share: float) -
     """Return the largest relative error, over the kinds of layers, of attention of random scattered rows over
     the paged cache, against float32 on the CPU."""
     first, device, pages = decoder.attentions[0], cache.device, cache.scratch([tokens])
-    dtype = next(decoder.model.parameters()).dtype
+    dtype, (kv_heads, size) = next(decoder.model.parameters()).dtype, kv_shape_of(first)
     generator = torch.Generator().manual_seed(0)
 
     def random(count: int, heads: int) -> torch.Tensor:
-        return torch.randn((count, heads, first.head_size), generator=generator).to(device, dtype)
+        return torch.randn((count, heads, size), generator=generator).to(device, dtype)
 
-    key, value = (random(tokens, first.num_kv_heads) for _ in range(2))
+    key, value = (random(tokens, kv_heads) for _ in range(2))
     pages.write(0, pages.places(np.arange(tokens)), key, value)
     positions = torch.randperm(tokens, generator=generator)[: int(tokens * share)].sort().values
-    query, addresses = random(len(positions), first.num_heads), pages.addresses(positions.numpy())
+    query, addresses = random(len(positions), heads_of(first)), pages.addresses(positions.numpy())
     on_host = query.cpu(), key.cpu(), value.cpu(), positions
     errors = {}
     for layer, attention in enumerate(decoder.attentions):

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blendrag.engine.blend.blending import Chunk, RequestBlend
+from blendrag.engine.blend.blends import Blends
 from blendrag.engine.forward.indices import Ints
 from blendrag.engine.forward.prompt_forward import PromptForward
 from blendrag.engine.wire.recipe import BlendOrder
@@ -23,11 +24,17 @@ from blendrag.select import Selector
 LMCACHE = "lmcache"
 
 
-class LabDataPlane(DataPlane):
-    """A data plane that blends as LMCache does where a recipe asks for it."""
+class LabBlends(Blends):
+    """Blends as LMCache does them where a recipe asks for it."""
 
     def blend_of(self, order: BlendOrder) -> type[RequestBlend]:
         return LMCacheBlend if order.recipe.options.selector == LMCACHE else RequestBlend
+
+
+class LabDataPlane(DataPlane):
+    """A data plane with the laboratory's blends."""
+
+    blends = LabBlends
 
 
 class LMCacheBlend(RequestBlend):

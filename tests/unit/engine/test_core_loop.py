@@ -73,7 +73,8 @@ class Loop:
         config = engine_config(model_dir, Settings.load())
         self.scheduler = AsyncScheduler(config, BLOCKS, StructuredOutputManager(config), block_size=128)
         self.runner = Runner(BlendConnector(config, KVConnectorRole.WORKER, BLOCKS))
-        self.runner.connector.bind(plane(self._blend))
+        share = float(self.runner.connector.options["blend_share"])
+        self.runner.connector.bind(plane(self._blend, share=share))
         self.core, self.log, self._begin = Core(self.scheduler, self.runner), dict[str, float](), 0.0
 
     def _blend(self, order: BlendOrder, pace: Pace) -> Sliced:

@@ -22,12 +22,12 @@ from blendrag.engine.compat import connector as scheduling
 from blendrag.engine.compat.connector import KVConnectorRole
 from blendrag.engine.compat.requests import SamplingParams
 from blendrag.engine.forward.slices import Pace, Sliced
+from blendrag.engine.prefixes.exact_prefixes import ExactPrefixes
 from blendrag.engine.wire.prefixes import PrefixPath
 from blendrag.engine.wire.recipe import BlendOrder, Recipe
 from blendrag.engine.wire.report import BlendReport
 from blendrag.engine.worker import connector
 from blendrag.engine.worker.connector import BlendConnector
-from blendrag.engine.worker.data_plane import OPERATIONS
 from blendrag.errors import StoreError
 from blendrag.settings import Settings
 from tests.helpers.connector_halves import BLOCKS, PROMPT, Runner, engine_config, plane
@@ -145,7 +145,7 @@ def test_failed_prefix_is_stored_once_the_request_comes_again(config: Any) -> No
         preempted_req_ids=None,
     )
     metadata: Any = scheduler.build_connector_meta(step)
-    assert metadata.saves == []
+    assert metadata.of("prefixes").others == []
 
 
 @pytest.mark.parametrize("grows", [False, True])
@@ -170,9 +170,10 @@ def test_growth_is_not_counted_as_requests(config: Any, grows: bool) -> None:
 
 
 def test_tree_is_refused_to_data_parallel_engines() -> None:
-    reader: Any = SimpleNamespace(_owner=False)
+    nothing: Any = None
+    reader = ExactPrefixes(nothing, "", nothing, owner=False)
     with pytest.raises(StoreError, match="data parallel"):
-        OPERATIONS["open_tree"](reader, "folder", {}, [])
+        reader.operations["open_tree"]("folder", {}, [])
 
 
 PATH = PrefixPath("tree", (("node", 900),), 1, 1).transfer_params("ticket")

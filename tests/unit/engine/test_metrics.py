@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from blendrag.engine.budget.freeing import of_eviction
 from blendrag.engine.wire.report import BlendReport, Eviction
 from blendrag.engine.worker import metrics
 from blendrag.engine.worker.metrics import (
@@ -23,7 +24,6 @@ from blendrag.engine.worker.metrics import (
     Tally,
     TierMeter,
     merge,
-    of_eviction,
     of_report,
     summary,
 )

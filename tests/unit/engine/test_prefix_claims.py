@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from blendrag.engine.compat.connector import SchedulerStep
+from blendrag.engine.hooks import Asked
 from blendrag.engine.prefixes.prefix_claims import PrefixClaims
 from blendrag.engine.wire.prefixes import PATH, PrefixPath, read_path
 
@@ -34,17 +36,17 @@ def step(
     cached = SimpleNamespace(
         req_ids=list(blocks), new_block_ids=[(ids,) for ids in blocks.values()], resumed_req_ids=set(resumed)
     )
-    return SimpleNamespace(num_scheduled_tokens=tokens, scheduled_cached_reqs=cached)
+    return SchedulerStep(SimpleNamespace(num_scheduled_tokens=tokens, scheduled_cached_reqs=cached))
 
 
 @given(st.lists(st.integers(1, 7), min_size=1), st.integers(0, 3), st.integers(0, 3))
 def test_node_is_stored_once_it_is_complete_and_once(steps: list[int], held: int, kept: int) -> None:
     """Whatever the steps are, with the blocks that the request has by then."""
     claims, one = PrefixClaims(1), request(held, max(held, kept))
-    done = claimed = claims.claim(one, 0)
+    done = claimed = claims.claim(Asked(one), 0)
     one.num_computed_tokens = done
     blocks = list(range(100, 100 + -(-done // BLOCK)))
-    claims.allocated(one, blocks, claimed)
+    claims.allocated(Asked(one), blocks, claimed)
     saved: list[str] = []
     for tokens in steps:
         tokens = min(tokens, one.num_prompt_tokens - done)
@@ -69,59 +71,57 @@ def test_what_is_claimed_is_what_is_loaded() -> None:
     claims = PrefixClaims(1)
     for computed, claimed in ((0, 14), (8, 6), (16, 0)):
         one = request(held=3)
-        assert claims.claim(one, computed) == claimed
-        claims.allocated(one, [1, 2, 3, 4], claimed)
+        assert claims.claim(Asked(one), computed) == claimed
+        claims.allocated(Asked(one), [1, 2, 3, 4], claimed)
         (load,) = claims.take_loads()
         assert (load.nodes, load.ticket) == (NODES, "ticket")
         assert list(load.token_ids) == (list(range(14)) if claimed else []), "a use, where nothing is loaded"
         assert not claimed or load.written == computed
-        claims.forget("r")
+        claims.finished("r")
     whole = request(held=3, tokens=14)
-    assert claims.claim(whole, 0) == 13, "the last token is the engine's"
-    claims.allocated(whole, [1, 2, 3, 4], 13)
+    assert claims.claim(Asked(whole), 0) == 13, "the last token is the engine's"
+    claims.allocated(Asked(whole), [1, 2, 3, 4], 13)
     assert claims.take_loads()[0].written == 0
 
 
 def test_growth_does_not_count_as_a_use_of_what_it_grows_behind() -> None:
     """Of each node before it, once a slice: popular would be what has many children."""
     for grows in (False, True):
-        claims, one = PrefixClaims(1), request(held=2, grows=grows)
-        claims.allocated(one, [1, 2, 3], 0)
-        assert (len(claims.take_loads()), claims.grows("r")) == (0 if grows else 1, grows)
-        claims.forget("r")
-        claims.allocated(one, [1, 2, 3], 5)  # the prefix cache has lost a part
+        claims, asked = PrefixClaims(1), Asked(request(held=2, grows=grows))
+        claims.allocated(asked, [1, 2, 3], 0)
+        assert (len(claims.take_loads()), asked.counts) == (0 if grows else 1, not grows)
+        claims.finished("r")
+        claims.allocated(asked, [1, 2, 3], 5)  # the prefix cache has lost a part
         (load,) = claims.take_loads()
         assert load.use is not grows
-        claims.forget("r")
-        assert not claims.grows("r")
 
 
 def test_few_tokens_are_not_claimed() -> None:
     one = request(held=3)
-    assert [PrefixClaims(least).claim(one, 4) for least in (10, 11)] == [10, 0]
+    assert [PrefixClaims(least).claim(Asked(one), 4) for least in (10, 11)] == [10, 0]
 
 
 def test_blended_prompt_leaves_no_nodes_behind() -> None:
     """Its salt is a recipe's, whatever it says."""
     for salt, takes in ((None, True), ("", True), ("tenant:", True), ("tenant:0123", False), (":01", False)):
         claims, one = PrefixClaims(1), request(salt=salt)
-        assert bool(claims.claim(one, 0)) is takes
-        claims.allocated(one, [1, 2, 3, 4, 5], 0)
+        assert bool(claims.claim(Asked(one), 0)) is takes
+        claims.allocated(Asked(one), [1, 2, 3, 4, 5], 0)
         assert bool(claims.saves(step({"r": 20}))) is takes
 
 
 def test_request_stores_nothing_after_its_prefix_could_not_be_loaded() -> None:
     claims, one = PrefixClaims(1), request()
-    claims.allocated(one, [1, 2, 3, 4, 5], claims.claim(one, 0))
-    claims.forget("r")
+    claims.allocated(Asked(one), [1, 2, 3, 4, 5], claims.claim(Asked(one), 0))
+    claims.finished("r")
     assert claims.saves(step({"r": 20})) == []
 
 
 def test_blocks_that_a_request_had_to_give_up_are_not_stored() -> None:
     claims, one = PrefixClaims(1), request(held=0, kept=2)
-    claims.allocated(one, [1], 0)
+    claims.allocated(Asked(one), [1], 0)
     assert [order.key for order in claims.saves(step({"r": 4}))] == ["root"]
-    claims.allocated(one, [7, 8, 9], 0)  # preempted, and back from the beginning
+    claims.allocated(Asked(one), [7, 8, 9], 0)  # preempted, and back from the beginning
     (again,) = claims.saves(step({"r": 12}, {"r": [7, 8, 9]}, resumed=("r",)))
     assert (again.key, again.block_ids) == ("a", [7, 8, 9])
 
@@ -143,8 +143,8 @@ def test_blocks_that_a_request_had_to_give_up_are_not_stored() -> None:
 def test_path_that_no_client_of_ours_sends_is_not_followed(wrong: dict[str, Any]) -> None:
     claims, one = PrefixClaims(1), request(**wrong)
     with pytest.raises(Exception):  # noqa: B017  (the connector takes any for a plain request)
-        claims.claim(one, 0)
-    claims.allocated(one, [1, 2], 0)
+        claims.claim(Asked(one), 0)
+    claims.allocated(Asked(one), [1, 2], 0)
     assert claims.take_loads() == [] and claims.saves(step({"r": 20})) == []
 
 

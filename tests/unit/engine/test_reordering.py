@@ -165,7 +165,7 @@ def begun(model_dir: Path, window: int, names: Sequence[str]) -> list[str]:
         scheduled = scheduler.schedule()
         ids = list(scheduled.num_scheduled_tokens)
         metadata: Any = scheduled.kv_connector_metadata
-        loaded = [load.request_id for load in metadata.loads if load.token_ids]
+        loaded = [load.request_id for load in metadata.of("prefixes").claims if load.token_ids]
         order += [new.req_id for new in scheduled.scheduled_new_reqs if new.req_id not in order] + loaded
         there = KVConnectorOutput(finished_recving=set(loaded))
         numbers = {id: at for at, id in enumerate(ids)}

@@ -75,6 +75,19 @@ def test_argument_that_is_missing_is_found_out_at_the_check(monkeypatch: pytest.
         check_vllm()
 
 
+def test_attribute_that_only_instances_have_is_found_out_at_the_check(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Request:
+        def __init__(self, cache_salt: str) -> None:
+            self.request_id, self.kv_transfer_params, self.num_prompt_tokens = "", {}, 0
+            self.all_token_ids: list[int] = []
+
+    monkeypatch.setattr(required, "Request", Request)
+    with pytest.raises(MissingDependencyError, match=r"\(\S*Request\.num_computed_tokens\): it needs"):
+        check_vllm()
+
+
 def test_name_that_cannot_be_imported_is_an_error_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(vllm.forward_context, "set_forward_context")
     for module in (model, required):

@@ -122,8 +122,8 @@ def left_behind(scheduler: BlendConnector, params: Any, salt: str | None = "tena
         preempted_req_ids=None,
     )
     metadata: Any = scheduler.build_connector_meta(step)
-    scheduler._prefixes.forget("r")
-    return [order.key for order in metadata.saves]
+    scheduler.request_finished(request, [])
+    return [order.key for order in metadata.of("prefixes").others]
 
 
 def test_only_what_the_server_has_sealed_is_blended(scheduler: BlendConnector) -> None:

@@ -1,0 +1,88 @@
+"""The worker's halves of all mechanisms together, around a small model and without an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from blendrag.engine.compat.connector import KVConnectorRole
+from blendrag.engine.forward.slices import exhaust
+from blendrag.engine.hooks import Orders, Step
+from blendrag.engine.wire.recipe import BlendOrder, EvictionOrder, Recipe
+from blendrag.engine.worker.connector import BlendConnector, BlendReports
+from blendrag.engine.worker.data_plane import DataPlane
+from blendrag.options import BlendOptions
+from chunked_prompt import BLOCK_IDS, TOKENS, ChunkedPrompt
+from small_decoder import small_model
+from stores import register
+
+LAYERS = 2
+WHOLE = "the answer ended with its first tokens"
+
+
+@pytest.fixture
+def plane(tmp_path: Path) -> Iterator[DataPlane]:
+    made = DataPlane(small_model(tmp_path / "model", LAYERS))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def connector(plane: DataPlane) -> BlendConnector:
+    config = SimpleNamespace(
+        kv_transfer_config=SimpleNamespace(kv_connector_extra_config={}),
+        cache_config=SimpleNamespace(enable_prefix_caching=True, block_size=plane.model.cache.block_size),
+    )
+    made = BlendConnector(config, KVConnectorRole.WORKER, None)
+    made.bind(plane)
+    return made
+
+
+def step(connector: BlendConnector, **orders: Orders) -> tuple[set[str], BlendReports | None]:
+    """Who is there after a step with these orders, and what the worker says."""
+    connector.bind_connector_metadata(Step(dict(orders)))
+    connector.start_load_kv(None)
+    connector.wait_for_save()
+    said: Any = connector.build_connector_worker_meta()
+    return connector.get_finished(set())[1] or set(), said
+
+
+def test_chunks_that_a_client_ingests_are_blended_and_the_prompt_is_evicted(
+    plane: DataPlane, connector: BlendConnector, tmp_path: Path
+) -> None:
+    prompt, operations = ChunkedPrompt(LAYERS), plane.operations()
+    root = tmp_path / "index"
+    register(root, prompt.chunks, identity=prompt.identity)
+    store = operations["open_store"](str(root), asdict(prompt.identity), [{"kind": "disk"}])
+    chunks = [(chunk.key, chunk.token_ids, (), "") for chunk in prompt.chunks]
+    assert exhaust(operations["ingest"](store, chunks)).tokens == sum(TOKENS)
+    assert exhaust(operations["flush"](store)) > 0
+    recipe = Recipe(store, tuple(prompt.spans), BlendOptions(selector="none", kv_budget="64:uniform"))
+    claims: Any = Orders([BlendOrder("r", "ticket", prompt.ids, BLOCK_IDS, 0, recipe)])
+    there, said = step(connector, blend=claims)
+    for _ in range(100):
+        if there:
+            break
+        there, said = step(connector)
+    assert there == {"r"} and said is not None
+    assert said.reports["r"] == operations["report"]("ticket")
+    assert said.reports["r"].fallback is None and not said.reports["r"].missing
+    assert said.reports["r"].tiers == {"disk": 2}, "the last chunk is in a block with fresh tokens"
+    assert said.reports["r"].kv_whole == WHOLE
+    order = EvictionOrder("r", "ticket", BLOCK_IDS, len(prompt.ids))
+    _, said = step(connector, budget=Orders(others=[order]))
+    assert said is not None
+    assert operations["report"]("ticket").kv_whole == said.said["budget"]["r"].whole != WHOLE
+
+
+def test_what_cannot_be_blended_is_left_to_the_engine(connector: BlendConnector) -> None:
+    order = BlendOrder("r", "ticket", list(range(300)), BLOCK_IDS, 0, Recipe("closed", (("key", 0, 200),)))
+    there, said = step(connector, blend=Orders([order]))
+    assert there == {"r"} and said is not None
+    assert "not open" in str(said.reports["r"].fallback)
+    assert connector.get_block_ids_with_load_errors() == set(BLOCK_IDS)
