@@ -15,7 +15,7 @@ from blendrag.embedder import Embedder
 from blendrag.engine.client.running import RunningEngine
 from blendrag.errors import ConfigError, EmptyIndexError
 from blendrag.index.answering import Answering, said
-from blendrag.index.ingest import Chunking, DocumentPipeline, IngestReport
+from blendrag.index.ingest import LEAVING, Chunking, DocumentPipeline, IngestReport
 from blendrag.index.ledger import Ledger
 from blendrag.index.loaders import Item
 from blendrag.index.purge import Purged, purge
@@ -44,6 +44,7 @@ class BlendIndex(Answering):
             embedder = Embedder(resolve_embedder(settings.embedder), name=settings.embedder)
             self._vectors = VectorStore(root, embedder)
             self._ledger = Ledger(root)
+            self._library.catalogue.release(LEAVING)  # of an ingest that was killed
         except BaseException:
             self._library.close()
             raise
@@ -82,8 +83,9 @@ class BlendIndex(Answering):
     def ingest(self, items: Item | Iterable[Item], *, progress: bool | None = None) -> IngestReport:
         """Make the index hold ``items``: paths, folders, texts, or documents.
 
-        Unchanged documents are skipped, changed ones replaced, files deleted from a given folder removed.
-        May be interrupted and repeated. ``progress``: show a bar; None: if someone is watching.
+        Unchanged documents are skipped, changed ones replaced. Removed is what a given folder has no more,
+        and what a list of documents has no more of a source that it names. May be interrupted and repeated.
+        ``progress``: show a bar; None: if someone is watching.
         Raises SourceError for a wrong path, StoreFullError when the disk is full.
         """
         begin = time.perf_counter()

@@ -2,7 +2,9 @@
 
 Order is what makes it safe. A document counts as ingested (ledger) only after its chunks are registered
 (catalogue) and searchable (vectors); KV that is missing is "pending" in the catalogue and prefilled by this
-or any later ingest. A chunk without KV is still found and answered from, only more slowly.
+or any later ingest. A chunk without KV is still found and answered from, only more slowly. What documents
+lose while others are taken belongs to ``LEAVING`` until the last is: texts that only move from one to another
+keep their KV.
 """
 
 from __future__ import annotations
@@ -13,13 +15,15 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from blendrag.index.ledger import Ledger
-from blendrag.index.loaders import Document, Item, Skipped, load_sources, roots
+from blendrag.index.loaders import Document, Item, Skipped, is_single, load_sources, roots, wholes
 from blendrag.index.split import Splitter
 from blendrag.index.vectors import VectorStore
 from blendrag.progress import Progress
 from blendrag.serving.prefill import PrefillReport
 from blendrag.store.catalogue import Catalogue
 from blendrag.store.contexts import Contexts
+
+LEAVING = ""  # an owner of chunks; documents have names
 
 
 @dataclass(slots=True, kw_only=True)
@@ -44,11 +48,11 @@ class IngestReport(PrefillReport):
 class Chunks(Protocol):
     """An object that makes chunks of documents."""
 
-    def register(self, document: Document) -> tuple[list[tuple[str, str]], list[str]]:
-        """Register a document's chunks. Returns their keys and texts; and keys whose KV can go."""
+    def register(self, document: Document) -> list[tuple[str, str]]:
+        """Register a document's chunks; what it had before is ``LEAVING``. Returns their keys and texts."""
 
     def release(self, source: str) -> list[str]:
-        """Forget a document. Returns keys whose KV can go."""
+        """Forget a document, or what is ``LEAVING``. Returns keys whose KV can go."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +63,10 @@ class Chunking:
     contexts: Contexts
     catalogue: Catalogue
 
-    def register(self, document: Document) -> tuple[list[tuple[str, str]], list[str]]:
+    def register(self, document: Document) -> list[tuple[str, str]]:
         chunks = self.contexts.document(self.splitter.split(document.text))
-        orphans = self.catalogue.register(document.source, chunks)
-        return [(chunk.key, chunk.text) for chunk in chunks], orphans
+        self.catalogue.register(document.source, chunks, heir=LEAVING)
+        return [(chunk.key, chunk.text) for chunk in chunks]
 
     def release(self, source: str) -> list[str]:
         return self.catalogue.release(source)
@@ -81,43 +85,50 @@ class DocumentPipeline:
 
     def take(self, items: Item | Iterable[Item], report: IngestReport, progress: Progress) -> list[str]:
         """Add, replace and remove so that the index mirrors ``items``. Returns keys whose KV can go."""
-        known, kept, orphans = self.ledger.sources(), set[str](), list[str]()
-        items = [items] if isinstance(items, str | Path | Document) else items
-        items = items if hasattr(items, "page_content") else list(items)
-        outdated = self.ledger.under(roots(items)) & self.ledger.read_by_older()
-        for loaded in load_sources(items, exclude=[self.root]):
-            if isinstance(loaded, Skipped):
-                report.skipped.append(loaded)
-                if loaded.transient:
-                    kept.add(loaded.source)
-                continue
-            kept.add(loaded.source)
-            progress.note(f"reading {len(kept)} documents")
-            if self.ledger.unchanged(loaded, self.fingerprint):
-                report.unchanged += 1
-                if loaded.source in outdated:
-                    self.ledger.read_by_newest(loaded.source)
-                continue
-            orphans += self._store(loaded)
-            if loaded.source in known:
-                report.changed += 1
-                report.reread += loaded.source in outdated
-            else:
-                report.added += 1
-        for source in sorted(self.ledger.under(roots(items)) - kept):
+        items = items if is_single(items) else list(items)
+        tops, listed = roots(items), wholes(items)
+        known, kept = self.ledger.wholes(), set[str]()
+        outdated = self.ledger.under(tops) & self.ledger.read_by_older()
+        try:
+            for loaded in load_sources(items, exclude=[self.root]):
+                if isinstance(loaded, Skipped):
+                    report.skipped.append(loaded)
+                    if loaded.transient:
+                        kept.add(loaded.source)
+                    continue
+                kept.add(loaded.source)
+                progress.note(f"reading {len(kept)} documents")
+                if self.ledger.unchanged(loaded, self.fingerprint):
+                    report.unchanged += 1
+                    if known.get(loaded.source) != loaded.part_of:
+                        self.ledger.set_part_of(loaded.source, loaded.part_of)
+                    if loaded.source in outdated:
+                        self.ledger.read_by_newest(loaded.source)
+                    continue
+                self._store(loaded)
+                if loaded.source in known:
+                    report.changed += 1
+                    report.reread += loaded.source in outdated
+                else:
+                    report.added += 1
+        finally:
+            orphans = self.chunks.release(LEAVING)
+        gone = self.ledger.under(tops) | {source for source, whole in known.items() if whole in listed}
+        for source in sorted(gone - kept):
             orphans += self.remove(source)
             report.removed += 1
         return orphans
 
-    def _store(self, document: Document) -> list[str]:
-        self.ledger.forget(document.source)
-        chunks, orphans = self.chunks.register(document)
+    def _store(self, document: Document) -> None:
+        self.ledger.begin_storing(document)
+        chunks = self.chunks.register(document)
         self.vectors.put(document.source, chunks, document.metadata)
         self.ledger.record(document, [key for key, _ in chunks], self.fingerprint)
-        return orphans
 
     def remove(self, source: str) -> list[str]:
         """Take a document out of everything. Returns keys whose KV can go."""
-        self.ledger.forget(source)
+        self.ledger.begin_removing(source)
         self.vectors.delete(source)
-        return self.chunks.release(source)
+        orphans = self.chunks.release(source)
+        self.ledger.forget(source)
+        return orphans

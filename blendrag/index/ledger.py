@@ -28,10 +28,11 @@ CREATE TABLE IF NOT EXISTS documents (
     chunk_keys   TEXT NOT NULL,
     bytes        INTEGER NOT NULL,
     ingested_at  REAL NOT NULL,
-    reader       INTEGER NOT NULL DEFAULT 0
+    reader       INTEGER NOT NULL DEFAULT 0,
+    part_of      TEXT
 ) STRICT
 """
-_READER = "ALTER TABLE documents ADD COLUMN reader INTEGER NOT NULL DEFAULT 0"
+_SINCE = {"reader": "INTEGER NOT NULL DEFAULT 0", "part_of": "TEXT"}  # columns that former versions lack
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +50,10 @@ class DocumentRecord:
 class Ledger:
     """The table of documents, in ``root/ledger.sqlite``.
 
-    A document is forgotten before it is changed, and recorded after everything else about it is stored: what
-    an interrupted ingest left half done has no row, and is done again. The fingerprint stands for the
-    settings that the chunks depend on, in the caller's own words.
+    A document is in doubt before it is changed or removed, and recorded or forgotten after everything else
+    about it is stored or gone: what was interrupted has a row that no text equals, and is done again or
+    removed. The fingerprint stands for the settings that the chunks depend on, in the caller's own words;
+    none: in doubt.
     """
 
     def __init__(self, root: Path) -> None:
@@ -63,7 +65,7 @@ class Ledger:
             self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=30)
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute(_SCHEMA)
-            self._add_reader()
+            self._add_columns()
         except (OSError, sqlite3.Error) as error:
             raise StoreError(f"cannot open the list of documents {str(path)!r}: {error}") from error
 
@@ -75,6 +77,14 @@ class Ledger:
         )
         return bool(rows)
 
+    def begin_storing(self, document: Document) -> None:
+        """Note that a document is about to be stored, in place of what was noted about it before."""
+        self.record(document, (), "")
+
+    def begin_removing(self, source: str) -> None:
+        """Note that a document is about to be removed."""
+        self._execute("UPDATE documents SET fingerprint = '' WHERE source = ?", (source,))
+
     def record(self, document: Document, chunk_keys: Sequence[str], fingerprint: str) -> None:
         """Note that a document is completely stored, in place of what was noted about it before."""
         row = (
@@ -85,11 +95,16 @@ class Ledger:
             len(document.text.encode()),
             time.time(),
             READER_VERSION,
+            document.part_of or document.source,
         )
-        self._execute("INSERT OR REPLACE INTO documents VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+        self._execute(
+            "INSERT OR REPLACE INTO documents (source, content_hash, fingerprint, chunk_keys, bytes,"
+            " ingested_at, reader, part_of) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            row,
+        )
 
     def forget(self, source: str) -> None:
-        """Remove a document's row: before what it stands for is changed or removed."""
+        """Remove a document's row: after what it stands for is gone."""
         self._execute("DELETE FROM documents WHERE source = ?", (source,))
 
     def read_by_older(self) -> set[str]:
@@ -104,13 +119,22 @@ class Ledger:
     def sources(self) -> set[str]:
         return {str(source) for (source,) in self._execute("SELECT source FROM documents")}
 
+    def wholes(self) -> dict[str, str]:
+        """Return, by source, the source that each document is a part of. Former versions did not note it."""
+        return dict(self._execute("SELECT source, IFNULL(part_of, source) FROM documents"))
+
+    def set_part_of(self, source: str, whole: str) -> None:
+        """Note the source that a document is a part of."""
+        self._execute("UPDATE documents SET part_of = ? WHERE source = ?", (whole, source))
+
     def under(self, roots: Iterable[str]) -> set[str]:
-        """Return the sources that are one of these files, or files in one of these folders at any depth."""
+        """Return the sources that are one of these files, or parts of one, or files in one of these folders
+        at any depth."""
         tops = [(root, root.rstrip(os.sep) + os.sep) for root in roots]
         return {
             source
-            for source in self.sources()
-            if any(source == root or source.startswith(folder) for root, folder in tops)
+            for source, whole in self.wholes().items()
+            if any(whole == root or source.startswith(folder) for root, folder in tops)
         }
 
     def documents(self) -> list[DocumentRecord]:
@@ -127,11 +151,13 @@ class Ledger:
     def close(self) -> None:
         self._db.close()
 
-    def _add_reader(self) -> None:
+    def _add_columns(self) -> None:
         """Bring a table of a former version up to date. Its texts are those of the readers' version 0."""
         with transaction(self._db):
-            if "reader" not in {row[1] for row in self._db.execute("PRAGMA table_info(documents)")}:
-                self._db.execute(_READER)
+            there = {row[1] for row in self._db.execute("PRAGMA table_info(documents)")}
+            for column, kind in _SINCE.items():
+                if column not in there:
+                    self._db.execute(f"ALTER TABLE documents ADD COLUMN {column} {kind}")
 
     def _execute(self, sql: str, values: Sequence[object] = ()) -> list[Any]:
         with self._lock, closing(self._db.execute(sql, values)) as cursor:

@@ -31,12 +31,14 @@ _JUNK_NAMES = frozenset({"__pycache__", "node_modules", "Thumbs.db", "desktop.in
 class Document:
     """A text to ingest. ``source`` names it in answers and identifies it when it is ingested again.
 
-    Without a source the text is its own identity: ``text-`` and a hash.
+    Without a source the text is its own identity: ``text-`` and a hash. part_of: the source that it is a part
+    of, by default its own.
     """
 
     text: str
     source: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    part_of: str = ""
 
     @property
     def content_hash(self) -> str:
@@ -79,9 +81,20 @@ def roots(items: Item | Iterable[Item]) -> tuple[str, ...]:
     return tuple(_source(target) for target in targets if isinstance(target, Path))
 
 
+def wholes(items: Item | Iterable[Item]) -> set[str]:
+    """Return the sources of which ``items`` are all that there is: what the documents of a list are parts of.
+    A document alone is one part of many."""
+    targets = () if is_single(items) else (_resolve(item) for item in items)
+    return {target.part_of for target in targets if isinstance(target, Document)}
+
+
+def is_single(items: Item | Iterable[Item]) -> bool:
+    """Return whether this is an item itself, not several."""
+    return isinstance(items, str | Path | Document) or hasattr(items, "page_content")
+
+
 def _as_list(items: Item | Iterable[Item]) -> list[Item]:
-    single = isinstance(items, str | Path | Document) or hasattr(items, "page_content")
-    return [items] if single else list(items)
+    return [items] if is_single(items) else list(items)
 
 
 # -- what an item is -------------------------------------------------------------------------------
@@ -92,8 +105,9 @@ def _resolve(item: Item) -> Path | Document:
     if isinstance(item, Document):
         if not isinstance(item.text, str):
             raise SourceError(f"a document's text is a string, not a {type(item.text).__name__}")
-        document = replace(item, text=encodable(item.text), source=encodable(item.source))
-        return document if document.source else replace(document, source=f"text-{document.content_hash[:16]}")
+        document = replace(item, text=encodable(item.text))
+        source = encodable(item.source) or f"text-{document.content_hash[:16]}"
+        return replace(document, source=source, part_of=encodable(item.part_of) or source)
     if hasattr(item, "page_content"):
         return _from_framework(item)
     if not isinstance(item, str | Path):
@@ -110,10 +124,10 @@ def _from_framework(item: Any) -> Path | Document:
     """Make a document of LangChain's. Page-wise loaders give every page of a file the same source, so it is
     named."""
     metadata = dict(item.metadata or {})
-    source = str(getattr(item, "id", None) or metadata.get("source") or "")
+    source = whole = str(getattr(item, "id", None) or metadata.get("source") or "")
     if source == str(metadata.get("source")) and "page" in metadata:
         source = f"{source}#page={metadata['page']}"
-    return _resolve(Document(item.page_content, source, metadata))
+    return _resolve(Document(item.page_content, source, metadata, whole))
 
 
 def _is_prose(text: str) -> bool:
@@ -140,11 +154,19 @@ def _not_found(named: str, path: Path) -> str:
 
 
 def _load(targets: list[Path | Document], max_bytes: int, excluded: set[str]) -> Iterator[Loaded]:
-    seen: set[str] = set()
     names: dict[str, str] = {}
+    for loaded in _read(targets, max_bytes, excluded):
+        if isinstance(loaded, Document):
+            yield from _named(loaded, names)
+        else:
+            yield loaded
+
+
+def _read(targets: list[Path | Document], max_bytes: int, excluded: set[str]) -> Iterator[Loaded]:
+    seen: set[str] = set()
     for target in targets:
         if isinstance(target, Document):
-            yield from _load_document(target, names)
+            yield target
         elif target.is_dir():
             yield from _load_folder(target, max_bytes, seen, excluded)
         elif str(target) not in seen:
@@ -155,7 +177,7 @@ def _load(targets: list[Path | Document], max_bytes: int, excluded: set[str]) ->
             yield loaded
 
 
-def _load_document(document: Document, names: dict[str, str]) -> Iterator[Loaded]:
+def _named(document: Document, names: dict[str, str]) -> Iterator[Loaded]:
     """Yield a document. Different texts under one source are told apart by a number; the same text is given
     once."""
     source, number, text_hash = document.source, 1, document.content_hash
@@ -237,8 +259,9 @@ def _load_file(path: Path, max_bytes: int, default: Reader | None = None) -> Loa
         content = read(reader, data)
     except Unusable as problem:
         return Skipped(source, str(problem))
-    text = encodable(content.text)
-    return Document(text, source, content.metadata) if text.strip() else Skipped(source, "no text in it")
+    if not content.text.strip():
+        return Skipped(source, "no text in it")
+    return Document(encodable(content.text), source, content.metadata, source)
 
 
 def _source(path: Path) -> str:

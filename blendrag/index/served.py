@@ -101,9 +101,9 @@ class _Chunks:
 
     chat: RemoteChat
 
-    def register(self, document: Document) -> tuple[list[tuple[str, str]], list[str]]:
+    def register(self, document: Document) -> list[tuple[str, str]]:
         texts = self.chat.split(document.text)
-        return [(xxhash.xxh3_128_hexdigest(text.encode()), text) for text in texts], []
+        return [(xxhash.xxh3_128_hexdigest(text.encode()), text) for text in texts]
 
     def release(self, source: str) -> list[str]:
         return []

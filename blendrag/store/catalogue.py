@@ -215,10 +215,13 @@ class Catalogue:
 
     # -- owners -------------------------------------------------------------------------------------------
 
-    def register(self, owner: str, chunks: Iterable[Chunk | tuple[str, str, Ids]]) -> list[str]:
+    def register(
+        self, owner: str, chunks: Iterable[Chunk | tuple[str, str, Ids]], *, heir: str | None = None
+    ) -> list[str]:
         """Make these the owner's whole list of chunks.
 
-        New chunks are pending. Returns the keys that nobody owns any more; their rows are gone.
+        New chunks are pending. Returns the keys that nobody owns any more; their rows are gone. heir: an
+        owner that gets the chunks which this one had and has no more; None: nobody does.
         """
         new = [Chunk(*chunk) for chunk in chunks]
         rows = [(one.key, one.text, _packed(one.token_ids), _packed(one.context), one.after) for one in new]
@@ -242,7 +245,10 @@ class Catalogue:
             db.executemany("UPDATE records SET state = 'pending' WHERE key = ? AND state = 'evicted'", keys)
             db.executemany("DELETE FROM doomed WHERE key = ?", keys)
             db.executemany("INSERT OR IGNORE INTO owners VALUES (?, ?)", [(owner, key) for (key,) in keys])
-            return _disown(db, owner, before - {key for (key,) in keys})
+            left = before - {key for (key,) in keys}
+            if heir is not None:
+                db.executemany("INSERT OR IGNORE INTO owners VALUES (?, ?)", [(heir, key) for key in left])
+            return _disown(db, owner, left)
 
     def release(self, *owners: str) -> list[str]:
         """Forget owners, all or none. Returns the keys that nobody owns any more; their rows are gone."""

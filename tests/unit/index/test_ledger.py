@@ -53,6 +53,7 @@ def test_ledger_of_a_former_version_is_taken_over_and_its_texts_count_as_read_by
         ledger = Ledger(tmp_path)
         assert ledger.unchanged(NOTE, "f")
         assert ledger.read_by_older() == {"note"}
+        assert ledger.wholes() == {"note": "note"}
         ledger.close()
     ledger = Ledger(tmp_path)
     ledger.read_by_newest("note")
@@ -72,6 +73,15 @@ def _former(root: Path, hashes: dict[str, str]) -> None:
         for source, content_hash in hashes.items():
             db.execute("INSERT INTO documents VALUES (?, ?, 'f', '[\"k\"]', 1, 0)", (source, content_hash))
         db.commit()
+
+
+def test_document_in_doubt_is_done_again_and_still_known(ledger: Ledger) -> None:
+    ledger.begin_storing(NOTE)
+    assert not ledger.unchanged(NOTE, "512/0")
+    ledger.record(NOTE, ["k1"], "512/0")
+    ledger.begin_removing("note")
+    assert not ledger.unchanged(NOTE, "512/0")
+    assert ledger.sources() == {"note"}
 
 
 def test_forgotten_document_is_done_again(ledger: Ledger) -> None:

@@ -96,6 +96,13 @@ def test_server_is_told_once(servers: list[Keeping], tmp_path: Path) -> None:
     assert first.texts == second.texts == sorted(["New.", SEA, "Nothing."])
 
 
+def test_server_forgets_rows_that_a_list_no_longer_has(servers: list[Keeping], tmp_path: Path) -> None:
+    with opened(tmp_path, servers[0]) as index:
+        index.ingest([Document(text, "rows") for text in (SKY, SEA, "Nothing.")])
+        assert index.ingest([Document(text, "rows") for text in ("New.", SKY)]).removed == 1
+    assert servers[0].texts == ["New.", SKY]
+
+
 def test_what_an_older_reader_read_is_replaced_once(servers: list[Keeping], tmp_path: Path) -> None:
     folder, root = tmp_path / "handbook", tmp_path / "index"
     folder.mkdir()

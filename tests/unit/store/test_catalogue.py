@@ -26,7 +26,7 @@ def catalogue(tmp_path: Path) -> Iterator[Catalogue]:
 KEYS = st.sampled_from([f"k{n}" for n in range(6)])
 OWNERS = st.sampled_from(["one", "two", "three"])
 STEPS = st.one_of(
-    st.tuples(st.just("register"), OWNERS, st.lists(KEYS, max_size=6)),
+    st.tuples(st.sampled_from(["register", "register, three inherits"]), OWNERS, st.lists(KEYS, max_size=6)),
     st.tuples(st.just("release"), OWNERS, st.just([])),
     st.tuples(
         st.sampled_from(["ready", "mark evicted", "mark pending", "evict", "evict, kept elsewhere", "bury"]),
@@ -44,11 +44,13 @@ class Model:
         self.states: dict[str, str] = {}
         self.doomed: dict[str, bool] = {}  # whether the KV stays ready elsewhere
 
-    def own(self, owner: str, keys: list[str]) -> list[str]:
+    def own(self, owner: str, keys: list[str], heir: str | None = None) -> list[str]:
         """The orphans."""
         before = self.owners.pop(owner, set())
         if keys:
             self.owners[owner] = set(keys)
+        if heir and heir != owner and before - set(keys):
+            self.owners.setdefault(heir, set()).update(before - set(keys))
         for key in keys:
             self.doomed.pop(key, None)
             self.states[key] = "pending" if self.states.get(key) in (None, "evicted") else self.states[key]
@@ -71,8 +73,9 @@ class Model:
 
 def take_step(catalogue: Catalogue, model: Model, action: str, owner: str, keys: list[str]) -> None:
     """Do the same to both."""
-    if action == "register":
-        assert sorted(catalogue.register(owner, rows(*keys))) == model.own(owner, keys)
+    if action.startswith("register"):
+        heir = "three" if action != "register" else None
+        assert sorted(catalogue.register(owner, rows(*keys), heir=heir)) == model.own(owner, keys, heir)
     elif action == "release":
         alone = sorted(catalogue.only_of(owner))
         assert alone == sorted(model.owners.get(owner, set()) - model.owned_by_others(owner))
