@@ -47,9 +47,8 @@ class QuestionPass:
         self._fresh_key = torch.empty(shape, dtype=decoder.dtype, device=forward.device)
 
     def run(self) -> Generator[None, None, Asked]:
-        """Return the attention to the cached tokens, on the CPU, summed over
-        layers: without those below the middle, since they tell less (docs/results.md), and without the last,
-        which has no output here."""
+        """Return the attention to the cached tokens, on the CPU, summed over layers: without those below the
+        middle, since they tell less (docs/results.md), and without the last, which has no output here."""
         forward = self._forward
         self._stored.begin(0)
         rows = forward.embed(forward.tokens.fresh)
@@ -72,7 +71,8 @@ class QuestionPass:
         if first < len(positions):  # otherwise none of them asks
             query, at = projected.query[first:], positions.device[first:]
             fresh_key, fresh = self._fresh_key[:end], self._fresh.device[:end]
-            stands = cached_key, self._cached, fresh_key, fresh, self._scores[layer]
-            self._mass[0] += question_attention(query, at, *stands)
-            if end == len(self._fresh):
-                self._mass[1] += question_attention(query[-1:], at[-1:], *stands)
+            mass = question_attention(
+                query, at, cached_key, self._cached, fresh_key, fresh, self._scores[layer]
+            )
+            of = 2 if end == len(self._fresh) else 1  # the last token is among the last piece's rows
+            self._mass[:of] += mass[:of]
