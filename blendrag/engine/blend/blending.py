@@ -312,7 +312,8 @@ class RequestBlend:
             if self._chosen is not None or not selector.reads_question:
                 return (yield from FusedPrefill(forward, stored, selector, self._chosen).run())
             question = self._order.recipe.cached_end  # where it begins, whatever documents are there
-            asked = yield from QuestionPass(replace(forward, tokens=asking), stored, question).run()
+            reading = replace(forward, tokens=asking, note=None)  # the second pass notes the same rows again
+            asked = yield from QuestionPass(reading, stored, question).run()
         self._attention = _shares([opened.head.key for _, opened in chunks], forward.tokens, asked.question)
         # No repair changes what stands before all cached tokens.
         tokens = forward.tokens.behind(max(begin, int(forward.tokens.cached[0])))
