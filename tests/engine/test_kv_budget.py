@@ -200,7 +200,7 @@ def test_eval_of_budgets_ends_well_and_tells_of_short_answers(
     row = {"question": "What is it about?", "answer": "Python packages", "documents": texts[:4]}
     data.write_text(json.dumps(row))
     settings = few_blocks.engine.settings
-    arms = parse_arms(["ada:128", "uniform:128"], None, settings)
+    arms = parse_arms(["128:ada", "128:uniform"], None, settings)
     results = run_eval(settings, EvalOptions(data, "jsonl", arms, max_tokens=4), SILENT)
     assert list(results.decoding) == [arm.name for arm in arms if arm.budget]
     for arm in results.decoding.values():
