@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
+from blendrag.engine.blend.blending import Choices
 from blendrag.engine.blend.fused_prefill import FusedPrefill
 from blendrag.engine.forward.indices import Ints
+from blendrag.engine.wire.recipe import BlendOrder
 from blendrag.engine.worker.data_plane import DataPlane
 from blendrag.engine.worker.extension import BlendWorker
 from blendrag.select.interface import CachedTokens
 
 _chosen: list[list[int]] = []
 _failing: list[int] = []
-_selected = FusedPrefill._selected
+_selected, _keep = FusedPrefill._selected, Choices.keep
 
 
 def selected(self: FusedPrefill, layer: int, candidates: CachedTokens) -> Ints:
@@ -24,7 +26,14 @@ def selected(self: FusedPrefill, layer: int, candidates: CachedTokens) -> Ints:
     return chosen
 
 
+def keep(self: Choices, order: BlendOrder, chosen: Ints) -> None:
+    """Selectors that read the question choose before the fused prefill begins."""
+    _chosen.append(chosen.tolist())
+    _keep(self, order, chosen)
+
+
 FusedPrefill._selected = selected  # type: ignore[method-assign]
+Choices.keep = keep  # type: ignore[method-assign]
 
 
 def take_chosen(data_plane: DataPlane) -> list[list[int]]:
