@@ -123,7 +123,7 @@ class Turn(Attempt):
 
     @property
     def _asked(self) -> tuple[tuple[int, ...], Sampling, Recipe | None, str]:
-        """What the engine is asked for."""
+        """Return what the engine is asked for."""
         return self.plan.token_ids, self.sampling, self._prompt.recipe, self._library.identity.namespace
 
     def pieces(self) -> Generator[Piece]:

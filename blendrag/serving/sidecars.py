@@ -1,4 +1,4 @@
-"""What a library has beside its engine while that runs: a forecaster, and exact prefixes."""
+"""The helpers that a library keeps beside its engine while that runs: a forecaster, and exact prefixes."""
 
 from __future__ import annotations
 

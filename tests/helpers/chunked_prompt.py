@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from blendrag.engine.blend.blending import Choices, RequestBlend
-from blendrag.engine.forward.loaded import LoadedModel
+from blendrag.engine.forward.prompt_forward import LoadedModel
 from blendrag.engine.forward.slices import Pace, exhaust
 from blendrag.engine.wire.recipe import BlendOrder, Recipe
 from blendrag.engine.wire.report import BlendReport

@@ -16,7 +16,7 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
 from blendrag.engine.blend.blends import Blends
 from blendrag.engine.client.launch import connector_args
-from blendrag.engine.forward.loaded import LoadedModel
+from blendrag.engine.forward.prompt_forward import LoadedModel
 from blendrag.engine.forward.ranks import ALONE
 from blendrag.engine.forward.slices import Pace, Sliced, StepClock
 from blendrag.engine.hooks import Reports

@@ -13,7 +13,8 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
 
 _missing = find_spec("triton") is None
-needs_interpreter = pytest.mark.skipif(_missing or not INTERPRETED, reason="run by `make nightly`")
+_INTERPRETER = "Triton's interpreter (`make nightly PART=kernel`)"
+needs_interpreter = pytest.mark.skipif(_missing or not INTERPRETED, reason=f"needs {_INTERPRETER}")
 needs_kernels = pytest.mark.skipif(
-    _missing or (DEVICE == "cpu" and not INTERPRETED), reason="run by `make nightly`, or on a GPU"
+    _missing or (DEVICE == "cpu" and not INTERPRETED), reason=f"needs a GPU, or {_INTERPRETER}"
 )

@@ -15,7 +15,7 @@ from blendrag.attention.scores import Scores
 from blendrag.engine.budget import compression as evicting
 from blendrag.engine.budget.compression import Compression
 from blendrag.engine.compat.model import attend, attention_metadata
-from blendrag.engine.forward.loaded import LoadedModel
+from blendrag.engine.forward.prompt_forward import LoadedModel
 from blendrag.engine.wire.recipe import BlendOrder, EvictionOrder, Recipe
 from blendrag.options import BlendOptions
 from small_decoder import KV_HEADS, SIZE

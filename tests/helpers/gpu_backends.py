@@ -33,7 +33,7 @@ from vllm.v1.kv_cache_interface import (
 from blendrag.attention.runs import dense_attention
 from blendrag.attention.scores import Scores
 from blendrag.engine.compat import head_attention
-from blendrag.engine.forward.loaded import LoadedModel
+from blendrag.engine.forward.prompt_forward import LoadedModel
 from device import INTERPRETED
 from small_decoder import BLOCKS, small_model
 from stand_in_device import DeviceTensor

@@ -20,8 +20,8 @@ from vllm.utils.torch_utils import set_default_torch_dtype
 from vllm.v1.worker.utils import AttentionGroup
 
 from blendrag.engine.forward.decoder import make_decoder
-from blendrag.engine.forward.loaded import LoadedModel
 from blendrag.engine.forward.paged import PagedCache
+from blendrag.engine.forward.prompt_forward import LoadedModel
 
 CPU = torch.device("cpu")
 KV_HEADS, SIZE, VOCABULARY, BLOCKS = 2, 32, 50_000, 32

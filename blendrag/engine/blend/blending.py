@@ -21,8 +21,14 @@ from blendrag.engine.blend.fused_prefill import FusedPrefill
 from blendrag.engine.blend.question_pass import QuestionPass
 from blendrag.engine.blend.stored_kv import StoredKV
 from blendrag.engine.forward.indices import Ints
-from blendrag.engine.forward.loaded import LoadedModel
-from blendrag.engine.forward.prompt_forward import CachedSpan, Note, PromptForward, PromptTokens, Stopwatch
+from blendrag.engine.forward.prompt_forward import (
+    CachedSpan,
+    LoadedModel,
+    Note,
+    PromptForward,
+    PromptTokens,
+    Stopwatch,
+)
 from blendrag.engine.forward.slices import Pace, Sliced, beside
 from blendrag.engine.wire.recipe import BlendOrder
 from blendrag.engine.wire.report import BlendReport, out_of_memory

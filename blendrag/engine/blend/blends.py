@@ -8,7 +8,7 @@ import torch
 
 from blendrag.engine.blend.blending import Choices, RequestBlend
 from blendrag.engine.forward.indices import Ints
-from blendrag.engine.forward.loaded import LoadedModel
+from blendrag.engine.forward.prompt_forward import LoadedModel
 from blendrag.engine.forward.slices import IDLE_S, BlendQueue, Finished, Pace, Sliced, StepClock, beside
 from blendrag.engine.hooks import Step, WorkerHook
 from blendrag.engine.stores import OpenStore

@@ -26,7 +26,7 @@ _LEAST = 0.02  # sums of weights below this move nothing
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Plan:
-    """What the shift of one piece of rows needs in every layer.
+    """The numbers that the shift of one piece of rows needs in every layer.
 
     rows: of the repaired tokens among the piece's rows, [r]. sources, targets: the repaired tokens and those
     that move, among the cached ones, [r] and [t]. spread: [chunks, 2 * most, most], what the repaired ones

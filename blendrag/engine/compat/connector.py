@@ -58,7 +58,7 @@ def least_rows() -> int:
 
 
 class Transfer(NamedTuple):
-    """What a connector is configured with. options: its own."""
+    """The part of vLLM's configuration that a connector reads. options: the connector's own."""
 
     options: dict[str, Any]
     block_size: int

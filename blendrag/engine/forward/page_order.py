@@ -15,7 +15,7 @@ _BITS = {2: torch.int16, 4: torch.int32}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PageOrder:
-    """Where in a page, which is one block of one head, each number of K and of V is.
+    """The place of each number of K and of V in a page, which is one block of one head.
 
     at: [2, block_size, head_size] int64 on the host.
     """

@@ -14,7 +14,8 @@ import torch
 
 from blendrag.engine.forward.decoder import Attended, Decoder, Projected, Rows
 from blendrag.engine.forward.indices import Indices, Ints, upload
-from blendrag.engine.forward.paged import Addresses, Pages, Places
+from blendrag.engine.forward.paged import Addresses, PagedCache, Pages, Places
+from blendrag.engine.forward.ranks import ALONE, Ranks
 from blendrag.engine.forward.slices import Pace
 from blendrag.load.trace import Trace
 
@@ -100,6 +101,15 @@ KV = tuple[torch.Tensor, torch.Tensor]  # K and V, [tokens, kv_heads, head_size]
 Look = Callable[[Indices, Projected], Indices | None]
 # A function that is told of a layer's Q, [rows, heads, head_size], of the rows at these positions.
 Note = Callable[[int, Ints, torch.Tensor], None]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """The loaded model that all requests are blended with. ranks: the ranks that have the rest of it."""
+
+    decoder: Decoder
+    cache: PagedCache
+    ranks: Ranks = ALONE
 
 
 @dataclass(frozen=True)

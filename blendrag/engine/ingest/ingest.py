@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
-from blendrag.engine.forward.loaded import LoadedModel
+from blendrag.engine.forward.prompt_forward import LoadedModel
 from blendrag.engine.hooks import WorkerHook
 from blendrag.engine.ingest.chunk_prefill import ChunkPrefill, ChunkTokens
 from blendrag.engine.ingest.jobs import POLL_S

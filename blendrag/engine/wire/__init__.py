@@ -1,1 +1,1 @@
-"""What the client, the scheduler and the worker of an engine tell each other: plain data."""
+"""The plain data that the client, the scheduler and the worker of an engine send each other."""

@@ -1,4 +1,4 @@
-"""What the worker's halves of all mechanisms work with, and the list of them."""
+"""The data plane: the worker's halves of all mechanisms, and what they share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from blendrag.engine.blend.blends import Blends
 from blendrag.engine.budget.compression import Compression
-from blendrag.engine.forward.loaded import LoadedModel
+from blendrag.engine.forward.prompt_forward import LoadedModel
 from blendrag.engine.forward.slices import StepClock
 from blendrag.engine.hooks import Reports, WorkerHook
 from blendrag.engine.ingest.ingest import Ingest

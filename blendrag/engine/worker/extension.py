@@ -11,13 +11,12 @@ import torch
 
 from blendrag.engine.compat import head_attention, norms, weights
 from blendrag.engine.compat.connector import own_connector
-from blendrag.engine.compat.model import leave_rows_whole, unsupported_reason
+from blendrag.engine.compat.model import LoadedWorker, leave_rows_whole, unsupported_reason
 from blendrag.engine.compat.parallel import tensor_group
 from blendrag.engine.compat.platform import LOGGER, VLLM_VERSION, device_name
-from blendrag.engine.compat.worker import LoadedWorker
 from blendrag.engine.forward.decoder import make_decoder
-from blendrag.engine.forward.loaded import LoadedModel
 from blendrag.engine.forward.paged import PagedCache
+from blendrag.engine.forward.prompt_forward import LoadedModel
 from blendrag.engine.forward.ranks import ALONE, SeveralRanks
 from blendrag.engine.wire import start_error
 from blendrag.engine.worker.connector import BlendConnector
@@ -41,7 +40,7 @@ class BlendWorker:
     """
 
     blendrag_operations: ClassVar[Mapping[str, Callable[..., Any]]] = {}
-    """What a client may call besides the data plane's operations: functions of the data plane."""
+    """The functions of the data plane that a client may call besides its operations."""
     blendrag_data_plane: ClassVar[type[DataPlane]] = DataPlane
     model_runner: Any
     vllm_config: Any

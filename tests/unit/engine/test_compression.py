@@ -14,7 +14,7 @@ from blendrag.engine.budget import compression as evicting
 from blendrag.engine.budget.compression import Compression
 from blendrag.engine.budget.head_pages import HeadPages, PageReader
 from blendrag.engine.compat import head_attention
-from blendrag.engine.forward.loaded import LoadedModel
+from blendrag.engine.forward.prompt_forward import LoadedModel
 from blendrag.engine.wire.recipe import BlendOrder, Recipe
 from evictions import HEADS, LAYERS, Request, evict_and_read
 from small_decoder import BLOCKS, small_model

@@ -15,7 +15,7 @@ from blendrag.attention.runs import dense_attention
 from blendrag.attention.scores import Scores
 from blendrag.engine.compat.model import key_value_of
 from blendrag.engine.forward import paged
-from blendrag.engine.forward.loaded import LoadedModel
+from blendrag.engine.forward.prompt_forward import LoadedModel
 from blendrag.engine.ingest.chunk_prefill import ChunkTokens, prefill_chunks
 from blendrag.load import loader, slots
 from blendrag.options import BlendOptions

@@ -1,16 +1,11 @@
-"""A client of a server that answers, refuses, fails or ends: over real connections."""
+"""A client of a server that answers: over real connections."""
 
 from __future__ import annotations
 
 import asyncio
 import copy
 import json
-import os
 import pickle
-import socket
-import threading
-import time
-from collections.abc import Iterator
 from typing import Any
 
 import httpx2
@@ -19,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from blendrag import BlendragError, Evidence, RemoteChat, errors, open_chat
+from blendrag import Evidence, RemoteChat, errors, open_chat
 from blendrag.cli.app import app
 from blendrag.remote import chat as remote
-from scripted_server import EVIDENCE, MODEL, Reply, Script, error, event, events, scripted
+from scripted_server import EVIDENCE, MODEL, Reply, Script, event, events
 
 TOOL = {
     "type": "function",
@@ -31,27 +26,8 @@ TOOL = {
 HI = [{"role": "user", "content": "Hi"}]
 
 
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Script]:
-    monkeypatch.setattr(remote, "_BETWEEN_ATTEMPTS_S", 0.01)
-    monkeypatch.delenv("BLENDRAG__API_KEY", raising=False)
-    with scripted() as script:
-        yield script
-
-
-@pytest.fixture
-def chat(server: Script) -> Iterator[RemoteChat]:
-    made = RemoteChat(server.url)
-    yield made
-    made.close()
-
-
 def body(server: Script) -> dict[str, Any]:
     return server.asked[-1][2]
-
-
-def posted(server: Script) -> int:
-    return sum(method == "POST" for method, *_ in server.asked)
 
 
 def test_answer_has_its_text_usage_and_evidence(server: Script, chat: RemoteChat) -> None:
@@ -254,179 +230,6 @@ def test_client_of_another_kind_is_refused() -> None:
     for wrong in ({"client": object()}, {"client": httpx2.AsyncClient()}):
         with pytest.raises(errors.ConfigError, match="go through an httpx2"):
             RemoteChat("http://localhost:1", http=wrong)
-
-
-# -- failures ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("reply", "kind", "said"),
-    [
-        (error(401), errors.ServerRefusalError, "the key is missing: give api_key, or set BLENDRAG__API_KEY"),
-        (error(403, "no right to ask"), errors.ServerRefusalError, "no right to ask"),
-        (error(404, "The model `x` does not exist."), errors.ConfigError, "The model `x` does not exist"),
-        (error(404, "Not Found"), errors.ServerNotFoundError, "is no server of blendrag"),
-        (error(404), errors.ServerNotFoundError, "is no server of blendrag"),
-        (error(413), errors.ServerRefusalError, "no request as large as this"),
-        (error(400, "unknown field 'x' in blendrag"), errors.ConfigError, "unknown field 'x'"),
-        (error(400, "This model's maximum context length is 9"), errors.PromptTooLongError, "length is 9"),
-        (error(507, "the disk is full"), errors.StoreFullError, "the disk is full"),
-        (error(500, "boom\n  boom"), errors.ServerError, "failed: boom boom"),
-        (error(307, location="http://b:1/"), errors.ServerNotFoundError, "http://b:1/"),
-        (Reply(200, ["<html>"], {"content-type": "text/html"}), errors.ServerNotFoundError, "no server of"),
-    ],
-)
-def test_refusal_is_not_asked_again_and_takes_one_line(
-    server: Script, chat: RemoteChat, reply: Reply, kind: type[BlendragError], said: str
-) -> None:
-    server.replies = [reply]
-    with pytest.raises(kind, match=said) as caught:
-        chat.complete(chat.request(HI, max_retries=3))
-    assert "\n" not in str(caught.value)
-    assert posted(server) == 1
-
-
-def test_server_without_blendrag_is_refused(server: Script, chat: RemoteChat) -> None:
-    plain = events("Hello")
-    del plain.headers["x-blendrag"]
-    server.replies = [plain]
-    with pytest.raises(errors.ServerNotFoundError, match="blendrag serve"):
-        chat.complete(chat.request(HI))
-
-
-def test_wrong_key_is_not_shown(server: Script) -> None:
-    server.replies = [error(401)]
-    chat = RemoteChat(server.url.replace("//", "//me:hidden@"), "s3cret")
-    with pytest.raises(errors.ServerRefusalError, match="the key is wrong") as caught:
-        chat.complete(chat.request(HI))
-    assert "s3cret" not in repr(vars(chat)) + str(caught.value)
-    assert "hidden" not in str(caught.value)
-    assert set(server.keys) == {"Bearer s3cret"}
-
-
-@pytest.mark.parametrize(
-    "reply",
-    [error(503, "queue full"), events("a", cut=True, done=False), error(502), Reply(lines=["x"], cut=True)],
-    ids=["busy", "cut", "proxy", "garbled"],
-)
-def test_failure_before_the_first_token_is_asked_again(
-    server: Script, chat: RemoteChat, reply: Reply
-) -> None:
-    if reply.lines and len(reply.lines) > 1:
-        reply.lines = reply.lines[:1]  # the role only
-    server.replies = [reply, events("fine")]
-    if "content-type" not in reply.headers:
-        reply.headers |= {"content-type": "text/event-stream", "x-blendrag": "{}"}
-    assert chat.complete(chat.request(HI, max_retries=1)).text == "fine"
-    server.replies = [reply]
-    with pytest.raises(errors.ServerBusyError):
-        chat.complete(chat.request(HI, max_retries=0))
-
-
-async def test_failure_before_the_first_token_is_asked_again_in_a_loop(
-    server: Script, chat: RemoteChat
-) -> None:
-    server.replies = [error(503), events("fine")]
-    assert (await chat.acomplete(chat.request(HI))).text == "fine"
-
-
-def test_busy_server_is_asked_when_it_says(
-    server: Script, chat: RemoteChat, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    slept: list[float] = []
-    monkeypatch.setattr(time, "sleep", slept.append)
-    server.replies = [error(503, "full", retry_after="3"), events("fine")]
-    assert chat.complete(chat.request(HI)).text == "fine"
-    assert 3.0 in slept
-    server.replies = [error(503, "full", retry_after="3600")]
-    with pytest.raises(errors.ServerBusyError, match="in 3600 s"):
-        chat.complete(chat.request(HI))
-
-
-@pytest.mark.parametrize("cut", [True, False])
-async def test_answer_that_broke_off_is_neither_begun_anew_nor_taken_for_whole(
-    server: Script, chat: RemoteChat, cut: bool
-) -> None:
-    reply = events("It is", done=False, cut=cut)
-    server.replies = [reply, events("no"), reply]
-    given = []
-    with pytest.raises(errors.BrokenAnswerError, match=r"broke off|ended the stream"):
-        for piece in chat.stream(chat.request(HI, max_retries=5)):
-            given.append(piece.text)
-    assert given == ["It is"]
-    assert posted(server) == 1
-    server.replies = [reply]
-    with pytest.raises(errors.BrokenAnswerError):
-        await chat.acomplete(chat.request(HI, max_retries=5))
-
-
-def test_error_within_a_stream_is_not_taken_for_its_end(server: Script, chat: RemoteChat) -> None:
-    failed = 'data: {"error": {"message": "engine died", "code": 500}}\n\ndata: [DONE]\n\n'
-    reply = events("It is", done=False)
-    reply.lines.append(failed)
-    server.replies = [reply]
-    with pytest.raises(errors.BrokenAnswerError, match="engine died"):
-        chat.complete(chat.request(HI))
-
-
-def test_closed_port_is_an_error_of_one_line(server: Script) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{free.getsockname()[1]}"
-    chat = RemoteChat(url)
-    with pytest.raises(errors.ServerNotFoundError, match="no server answers at http") as caught:
-        chat.complete(chat.request(HI))
-    assert "\n" not in str(caught.value)
-
-
-def test_server_that_starts_again_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "_BETWEEN_ATTEMPTS_S", 0.3)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-
-    def serve() -> None:
-        time.sleep(0.15)
-        with socket.create_server(("127.0.0.1", port)) as late:
-            for reply in (Reply(lines=[json.dumps(MODEL)]), events("fine")):
-                connection, _ = late.accept()
-                with connection:
-                    connection.recv(65536)
-                    lines = "".join(reply.lines).encode()
-                    head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nx-blendrag: {}\r\n"
-                    end = f"connection: close\r\ncontent-length: {len(lines)}\r\n\r\n"
-                    connection.sendall((head + end).encode() + lines)
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    chat = RemoteChat(f"http://127.0.0.1:{port}/v1/")
-    assert chat.complete(chat.request(HI)).text == "fine"
-    thread.join()
-
-
-def test_silent_server_is_waited_for_no_longer_than_allowed() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        chat = RemoteChat(f"http://127.0.0.1:{silent.getsockname()[1]}")
-        with pytest.raises(errors.GenerationTimeoutError, match=r"0\.2 s"):
-            chat.complete(chat.request(HI, timeout=0.2))
-
-
-def test_end_of_the_process_does_not_wait_for_prefetches() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        for number in range(20):
-            RemoteChat(url).prefetch([str(number)])
-        background = remote._background(os.getpid())
-        assert len(background._latest) <= remote._PREFETCHES
-        (thread,) = [one for one in threading.enumerate() if one.name == "blendrag-prefetch"]
-        assert thread.daemon
-        background._latest.clear()
-
-
-@pytest.mark.parametrize("url", ["localhost:8000", "ftp://host", "", "http://", 7])
-def test_wrong_url_is_refused(url: Any) -> None:
-    with pytest.raises(errors.ConfigError, match="base_url"):
-        RemoteChat(url)
 
 
 # -- options ----------------------------------------------------------------------------------------------
