@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from vllm.v1.attention import selector
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 from blendrag.engine.budget import compression as evicting
@@ -26,7 +27,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadedModel]:
     head_attention.register()
     with pytest.MonkeyPatch.context() as started:
         started.setattr(head_attention, "started_to_evict", lambda: True)
+        selector._cached_get_attn_backend.cache_clear()  # another model may have been made in this process
         found = small_model(tmp_path_factory.mktemp("model"), LAYERS)
+    selector._cached_get_attn_backend.cache_clear()
     AttentionBackendEnum.CPU_ATTN.clear_override()
     like = found.decoder.attentions[0].kv_cache
     memory = torch.zeros(LAYERS, *like.shape)
