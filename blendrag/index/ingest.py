@@ -93,8 +93,8 @@ class DocumentPipeline:
             for loaded in load_sources(items, exclude=[self.root]):
                 if isinstance(loaded, Skipped):
                     report.skipped.append(loaded)
-                    if loaded.transient:
-                        kept.add(loaded.source)
+                    if loaded.transient:  # a folder that could not be listed stands for what is in it
+                        kept |= {loaded.source, *self.ledger.under([loaded.source])}
                     continue
                 kept.add(loaded.source)
                 progress.note(f"reading {len(kept)} documents")

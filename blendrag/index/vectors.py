@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ _PAGE = 1000  # rows read at once: Chroma holds a whole answer in memory
 # Keys that the store itself adds to a row's metadata, beside what the document brings.
 _SOURCE, _KEY, _ORDINAL = "source", "chunk_key", "ordinal"
 
+_ZEROS = 1 << 20  # bytes written at once
 _HEADER = struct.Struct("<iQQQQ")  # of hnswlib: version, offset, room, vectors, bytes of each
 
 
@@ -108,7 +110,7 @@ class VectorStore:
         try:
             for header in self._folder.glob("*/header.bin"):
                 _clear_unused(header)
-        except OSError as error:
+        except (OSError, struct.error) as error:
             raise StoreError(f"cannot overwrite unused space in {str(self._folder)!r}: {error}") from error
         return len(ids)
 
@@ -169,10 +171,10 @@ def _clear_unused(header: Path) -> None:
     if version != 1:
         return
     with (header.parent / "data_level0.bin").open("r+b") as file:
+        unused = os.fstat(file.fileno()).st_size - count * size
         file.seek(count * size)
-        unused = len(file.read())
-        file.seek(count * size)
-        file.write(bytes(unused))
+        for left in range(unused, 0, -_ZEROS):
+            file.write(bytes(min(left, _ZEROS)))
 
 
 def _row_id(source: str, ordinal: int) -> str:

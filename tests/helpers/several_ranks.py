@@ -22,7 +22,7 @@ import torch.distributed
 from blendrag.engine.blend.blending import RequestBlend
 from blendrag.engine.forward.ranks import Ranks, SeveralRanks
 from blendrag.engine.forward.slices import BlendQueue, Pace, Sliced, StepClock
-from blendrag.engine.ingest.jobs import Jobs
+from blendrag.engine.jobs import Jobs
 from blendrag.engine.wire.recipe import BlendOrder, Recipe
 from blendrag.engine.wire.report import BlendReport
 from blendrag.errors import EngineError, StoreFullError

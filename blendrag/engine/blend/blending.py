@@ -103,6 +103,7 @@ class RequestBlend:
         self._missing: dict[str, str] = {}
         self._decision = ""
         self._attention: dict[str, float] = {}
+        self._answered: Ints | None = None  # the positions that the question has chosen
         self._opened_s = 0.0
 
     @property
@@ -134,6 +135,8 @@ class RequestBlend:
             lost = self._heard(_lost_by(failure), failure)
             if not lost:
                 break
+        if self._answered is not None and not self._order.written:
+            self._choices.keep(self._order, self._answered)
         ms = {**report.ms, "load": report.ms["load"] + 1e3 * self._opened_s}
         return replace(report, ms=ms, trace=tuple(self._trace.events))
 
@@ -260,6 +263,7 @@ class RequestBlend:
 
     def _recompute(self, chunks: list[Chunk]) -> Generator[None, None, BlendReport]:
         model, order = self._model, self._order
+        self._attention, self._answered = {}, None
         options = self._options if chunks else replace(self._options, selector="none")
         selector = self._selector_of(options)
         if selector.reads_question and not self._asks and self._chosen is None:
@@ -334,8 +338,7 @@ class RequestBlend:
             last=asked.last[left],
         )
         chosen = self._ranks.choose(tokens.cached[selector.select(0, candidates).numpy()])
-        if not self._order.written:
-            self._choices.keep(self._order, chosen)
+        self._answered = chosen
         forward = replace(forward, tokens=tokens)
         return (yield from FusedPrefill(forward, None, selector, chosen).run())
 

@@ -7,8 +7,10 @@ deviation is known. It is passed on inside a chunk, weighted by distance, layer 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from blendrag.engine.forward.decoder import Projected
@@ -17,11 +19,12 @@ from blendrag.engine.forward.paged import Places
 from blendrag.engine.forward.prompt_forward import KV, PromptForward
 from blendrag.engine.forward.rotation import Unrotation
 
-# Measured on chunks of 48 to 512 tokens (docs/results.md), and flat around these.
+# Chosen by first-token divergence on chunks of 48 to 200 tokens, and flat around these.
 _RANGE = 32.0  # in tokens, over which a weight falls to 1/e
 _FACTOR = 0.8
 _PRIOR = 0.5  # added to the sum of weights: a token far from all repaired ones stays where it is
 _LEAST = 0.02  # sums of weights below this move nothing
+_BLOCK = 64  # repaired tokens; on each side of a token as many count at least, which span several ranges
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,9 +32,8 @@ class _Plan:
     """The numbers that the shift of one piece of rows needs in every layer.
 
     rows: of the repaired tokens among the piece's rows, [r]. sources, targets: the repaired tokens and those
-    that move, among the cached ones, [r] and [t]. spread: [chunks, 2 * most, most], what the repaired ones
-    before and behind each repaired token add up to there. gathered: [chunks, most], which of the r they are.
-    nearest, weights: [t, 2], the repaired tokens before and behind each target, and what they count.
+    that move, among the cached ones, [r] and [t]. spread, gathered: see ``_Blocks``. nearest, weights:
+    [t, 2], the repaired tokens before and behind each target, and what they count.
     """
 
     rows: torch.Tensor
@@ -44,6 +46,48 @@ class _Plan:
     nearest: torch.Tensor
     weights: torch.Tensor
     turned: dict[int, Unrotation]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Blocks:
+    """The repaired tokens in blocks of one chunk each, for sums over those near each of them: linear in their
+    number, however long a chunk is.
+
+    spread: [blocks, 2 * size, width] float32, the weights by which the ``width`` tokens of a block and of
+    those beside it add up at each of its own, those before it and those behind it apart. gathered: [blocks,
+    width], which of the r tokens these are. places: [r], where the first of its two sums is.
+    """
+
+    size: int
+    spread: npt.NDArray[np.float32]
+    gathered: Ints
+    places: Ints
+
+    @classmethod
+    def of(cls, chunk_of: Ints, offsets: Ints) -> Self:
+        """chunk_of, offsets: [r], the number of each one's chunk, ascending from 0, and its place there."""
+        counts = np.bincount(chunk_of)
+        size = min(_BLOCK, int(counts.max()))
+        blocks = -(-counts // size)
+        slot = np.arange(len(chunk_of)) - (np.cumsum(counts) - counts)[chunk_of]
+        block = (np.cumsum(blocks) - blocks)[chunk_of] + slot // size
+        own = np.full((int(blocks.sum()), size), -1)
+        own[block, slot % size] = np.arange(len(chunk_of))
+        around = own
+        if counts.max() > size:
+            chunk = np.repeat(np.arange(len(counts)), blocks)
+            begins, nobody = np.diff(chunk, prepend=-1) != 0, np.full_like(own, -1)
+            before = np.where(begins[:, None], nobody, np.roll(own, 1, axis=0))
+            behind = np.where(np.roll(begins, -1)[:, None], nobody, np.roll(own, -1, axis=0))
+            around = np.concatenate([before, own, behind], axis=1)
+        rows, columns = (
+            np.where(each < 0, np.nan, offsets[each]).astype(np.float32) for each in (own, around)
+        )
+        with np.errstate(invalid="ignore"):
+            apart = rows[:, :, None] - columns[:, None, :]
+            near = np.nan_to_num(np.exp(-np.abs(apart) / _RANGE))
+            spread = np.concatenate([near * (apart >= 0), near * (apart <= 0)], axis=1)
+        return cls(size, spread, around.clip(min=0), block * 2 * size + slot % size)
 
 
 class Shift:
@@ -95,22 +139,11 @@ class Shift:
         tokens, device = self._forward.tokens, self._forward.device
         sources = self._repaired[np.isin(tokens.cached[self._repaired], positions)]
         chunks, chunk_of = np.unique(self._chunks[sources], return_inverse=True)
-        rest = np.setdiff1d(np.arange(tokens.cached.size), self._repaired)
+        rest = np.setdiff1d(np.arange(tokens.cached.size), self._repaired, assume_unique=True)
         rest = rest[np.isin(self._chunks[rest], chunks)]
         if not sources.size or not rest.size:
             return None
-        first = np.searchsorted(chunk_of, np.arange(len(chunks)))  # of each chunk's sources
-        counts = np.bincount(chunk_of, minlength=len(chunks))
-        most = int(counts.max())
-        slot = np.arange(len(sources)) - first[chunk_of]
-        gathered = np.zeros((len(chunks), most), np.int64)
-        gathered[chunk_of, slot] = np.arange(len(sources))
-        offsets = np.full((len(chunks), most), np.nan)
-        offsets[chunk_of, slot] = tokens.offsets[sources]
-        with np.errstate(invalid="ignore"):
-            apart = offsets[:, :, None] - offsets[:, None, :]
-            near = np.nan_to_num(np.exp(-np.abs(apart) / _RANGE))
-            spread = np.concatenate([near * (apart >= 0), near * (apart <= 0)], axis=1)
+        blocks = _Blocks.of(chunk_of, tokens.offsets[sources])
         # Of each token that may move: the nearest repaired ones of its chunk.
         behind = np.searchsorted(sources, rest)
         nearest, weights = np.zeros((len(rest), 2), np.int64), np.zeros((len(rest), 2))
@@ -119,9 +152,9 @@ class Shift:
             at = np.clip(at, 0, len(sources) - 1)
             inside &= self._chunks[sources[at]] == self._chunks[rest]
             distance = np.abs(tokens.offsets[rest] - tokens.offsets[sources[at]])
-            nearest[:, side] = chunk_of[at] * 2 * most + side * most + slot[at]
+            nearest[:, side] = blocks.places[at] + side * blocks.size
             weights[:, side] = np.where(inside, np.exp(-distance / _RANGE), 0)
-        total = (weights * spread.sum(2).reshape(-1)[nearest]).sum(1)
+        total = (weights * blocks.spread.sum(2).reshape(-1)[nearest]).sum(1)
         moves = (total >= _LEAST) & (tokens.cached[rest] >= self._forward.pages.written)
         if not moves.any():
             return None
@@ -133,8 +166,8 @@ class Shift:
             targets=upload(targets, device),
             positions=upload(tokens.cached[targets], device),
             places=self._forward.pages.places(tokens.cached[targets]),
-            spread=upload(spread.astype(np.float32), device),
-            gathered=upload(gathered, device),
+            spread=upload(blocks.spread, device),
+            gathered=upload(blocks.gathered, device),
             nearest=upload(nearest[moves], device),
             weights=upload(weights[moves].astype(np.float32), device),
             turned={},

@@ -179,12 +179,14 @@ class Pages:
         """Return K (with RoPE) and V that are written at these positions, [n, kv_heads, head_size] each."""
         attention = self._cache.attentions[layer]
         memory, size = self._of(attention), self._cache.block_size
+        views = key_value_of(attention, memory)
+        if views is not None:
+            block = upload(self._block_ids[0, positions // size], self.device)
+            at = upload(positions % size, self.device)
+            return views[0][block, at], views[1][block, at]
         first, end = positions[0] // size, positions[-1] // size + 1
         blocks = upload(self._block_ids[0, first:end], self.device)
         at = upload(positions - first * size, self.device)
-        views = key_value_of(attention, memory)
-        if views is not None:
-            return views[0][blocks].flatten(0, 1)[at], views[1][blocks].flatten(0, 1)[at]
         assert self._cache.order is not None, "asked for where caches are readable"
         pages = memory[blocks].flatten(2)
         key, value = (self._cache.order.read(part, pages).transpose(1, 2).flatten(0, 1) for part in (0, 1))

@@ -160,9 +160,7 @@ class PromptForward:
         while at < count:  # ascending, so that what a piece attends to is written
             end = at + self._piece(count - at, check)
             if ends is not None:
-                end = int(
-                    ends[max(np.searchsorted(ends, end, "right") - 1, np.searchsorted(ends, at, "right"))]
-                )
+                end = int(ends[np.searchsorted(ends, end)])
             piece = rows if end - at == count else rows.at(slice(at, end))
             attention = partial(self._attention, layer, at, piece.positions, look)
             with self.trace.span("compute", f"layer {layer}"):

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from blendrag.engine.forward.prompt_forward import LoadedModel
 from blendrag.engine.hooks import WorkerHook
 from blendrag.engine.ingest.chunk_prefill import ChunkPrefill, ChunkTokens
-from blendrag.engine.ingest.jobs import POLL_S
+from blendrag.engine.jobs import POLL_S
 from blendrag.engine.stores import OpenStore, Stores
 from blendrag.engine.wire.operations import Deleted, Ingested
 from blendrag.errors import StoreError

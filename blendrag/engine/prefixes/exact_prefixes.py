@@ -16,7 +16,7 @@ from typing import Any
 from blendrag.engine.forward.paged import PagedCache
 from blendrag.engine.forward.slices import Finished
 from blendrag.engine.hooks import Blending, Step, WorkerHook
-from blendrag.engine.ingest.jobs import awaited
+from blendrag.engine.jobs import awaited
 from blendrag.engine.wire.prefixes import NodeLoad, NodeSave
 from blendrag.engine.wire.recipe import BlendOrder
 from blendrag.engine.wire.report import BlendReport

@@ -13,7 +13,7 @@ from blendrag.engine.forward.prompt_forward import LoadedModel
 from blendrag.engine.forward.slices import StepClock
 from blendrag.engine.hooks import Reports, WorkerHook
 from blendrag.engine.ingest.ingest import Ingest
-from blendrag.engine.ingest.jobs import Jobs
+from blendrag.engine.jobs import Jobs
 from blendrag.engine.prefixes.exact_prefixes import ExactPrefixes
 from blendrag.engine.stores import Stores
 from blendrag.store.tiers import Tier
@@ -46,8 +46,9 @@ class DataPlane:
         return operations
 
     def _closing(self, store: str) -> None:
-        for hook in self.hooks:
-            hook.closing(store)
+        with ExitStack() as stack:  # one's error keeps no other in the store
+            for hook in reversed(self.hooks):
+                stack.callback(hook.closing, store)
 
     def close(self) -> None:
         """Close all stores. Raises the error of one of them after all are closed."""

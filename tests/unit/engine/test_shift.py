@@ -16,7 +16,7 @@ from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.rotary_embedding import get_rope
 
 from blendrag.engine.blend.blending import Choices, LoadedModel
-from blendrag.engine.blend.shift import Shift
+from blendrag.engine.blend.shift import Shift, _Blocks
 from blendrag.engine.compat.model import rotate
 from blendrag.engine.forward.indices import Ints
 from blendrag.engine.forward.prompt_forward import CachedSpan, PromptTokens
@@ -116,6 +116,35 @@ def test_small_pieces_move_alike(tmp_path: Path) -> None:
     whole = model.cache.read_blocks(BLOCK_IDS).view(torch.float32)
     ChunkedPrompt(4).blend(model, tmp_path / "two", options, idle=False)
     torch.testing.assert_close(model.cache.read_blocks(BLOCK_IDS).view(torch.float32), whole)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 300), st.floats(0.02, 0.5)), min_size=1, max_size=5), st.integers(0, 99)
+)
+def test_sums_are_of_the_repaired_tokens_of_the_chunk(chunks: list[tuple[int, float]], seed: int) -> None:
+    """In chunks of any length; far ones may be left out, whose weights are small beside the others'."""
+    rng = np.random.default_rng(seed)
+    offsets = [np.flatnonzero(rng.random(8 * n) < share) for n, share in chunks]
+    offsets = [each if each.size else np.zeros(1, np.int64) for each in offsets]
+    chunk_of = np.repeat(np.arange(len(offsets)), [each.size for each in offsets])
+    blocks = _Blocks.of(chunk_of, np.concatenate(offsets))
+    moved = rng.random(len(chunk_of))
+    sums = (blocks.spread @ moved[blocks.gathered][:, :, None]).reshape(-1)
+    at = 0
+    for own in offsets:
+        apart, there = own[:, None] - own, moved[at : at + own.size]
+        near = np.exp(-np.abs(apart) / 32)
+        for side, counts in enumerate((apart >= 0, apart <= 0)):
+            found = sums[blocks.places[at : at + own.size] + side * blocks.size]
+            np.testing.assert_allclose(found, (near * counts) @ there, rtol=0.15)
+        at += own.size
+
+
+def test_sums_of_a_long_chunk_beside_short_ones_take_little_memory() -> None:
+    counts = [2000] + [30] * 30
+    offsets = np.concatenate([8 * np.arange(n) for n in counts])
+    blocks = _Blocks.of(np.repeat(np.arange(len(counts)), counts), offsets)
+    assert blocks.spread.nbytes < 8 << 20
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=6), st.data())

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from blendrag.engine.forward.slices import BlendQueue, Pace, Sliced, StepClock, beside
-from blendrag.engine.ingest.jobs import Job, JobName, Jobs
+from blendrag.engine.jobs import Job, JobName, Jobs
 from blendrag.engine.wire.recipe import BlendOrder, Recipe
 from blendrag.engine.wire.report import BlendReport
 

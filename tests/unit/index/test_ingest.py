@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -254,6 +255,29 @@ def test_file_and_documents_of_one_source_are_told_apart(index: Index, folder: P
     assert (report.unchanged, report.removed, computed) == (3, 0, [])
     report, computed = index.take(file)
     assert (index.texts(), report.removed, computed) == ({str(file): "whole"}, 2, [])
+
+
+def test_documents_of_a_folder_that_cannot_be_listed_stay(
+    index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = tmp_path / "docs" / "closed"
+    closed.mkdir(parents=True)
+    (closed / "one.txt").write_text("one")
+    (closed.parent / "two.txt").write_text("two")
+    index.take([closed.parent])
+    listed = os.listdir
+
+    def refusing(path: Any = ".") -> list[str]:
+        if Path(path) == closed:
+            raise PermissionError
+        return listed(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "listdir", refusing)
+        report, _ = index.take([closed.parent])
+    assert report.removed == 0 and len(index.texts()) == 2 and report.skipped
+    (closed / "one.txt").unlink()
+    assert index.take([closed.parent])[0].removed == 1
 
 
 def test_iterator_is_a_list(index: Index) -> None:
