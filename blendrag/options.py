@@ -15,7 +15,7 @@ Quality = Literal["fast", "balanced", "close"]
 
 
 class Step(NamedTuple):
-    """The options that a step of quality stands for (measured: docs/results.md)."""
+    """The options that a step of quality stands for."""
 
     selector: str
     recompute_ratio: float

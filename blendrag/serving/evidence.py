@@ -18,8 +18,8 @@ class Evidence(PrefillFacts):
 
     mode: how the prompt was prefilled. exact: all of its documents' KV was to come from the tree of
     prefixes; mixed: that of its first ones did, and the rest was blended.
-    reused: taken from the store as they are, or, of blended documents, from vLLM's own prefix cache, behind
-    an earlier prompt that began in the same way.
+    reused: taken from the store, and moved at most by what tokens near them have moved; or, of blended
+    documents, from vLLM's own prefix cache, behind an earlier prompt that began in the same way.
     fresh: computed because no KV was there to take (system prompt, separators, question, misses).
     prefix: all others that vLLM's prefix cache had.
     plain: why the prompt was prefilled without blending; None if it was blended.

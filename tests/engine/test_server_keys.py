@@ -192,6 +192,9 @@ def test_explained_is_what_is_done(ours: Server) -> None:
     assert explained["tokens"] == done["prompt"]
     assert explained["cached"] == done["reused"] + done["recomputed"] > 0
     assert explained["plain"] is None
+    # How the question attends is known only once it is done.
+    attention = [row.pop("attention") for row in done["documents"] if row["kind"] == "cached"]
+    assert sum(attention) == pytest.approx(1, abs=1e-3)
     assert explained["rows"] == done["documents"]
     assert [row["kind"] for row in explained["rows"]].count("not found") == 1
     assert "Who founded Alpha0?" in explained["text"]

@@ -2,7 +2,8 @@
 
 Layers below the first check layer run over all tokens and stay fully fresh. At a check layer only norm, QKV
 and RoPE run for all current rows; the selector keeps some, and the rest takes its K and V of later layers
-from the store. Fresh tokens (system prompt, separators, unknown documents, question) are always computed.
+from the store, moved by ``shift`` where the selector wants that. Fresh tokens (system prompt, separators,
+unknown documents, question) are always computed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The first pass of selectors that read the question: its tokens over reused KV (ProphetKV, InfoFlow).
 
-It leaves the reused KV written where it belongs, so that what follows only has to write what it recomputes.
+It leaves the reused KV written where it belongs, so that what follows only has to write what it recomputes or
+moves.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from blendrag.engine.forward.indices import Indices, upload
 from blendrag.engine.forward.prompt_forward import PromptForward
 
 
-class Asked(NamedTuple):
+class QuestionAttention(NamedTuple):
     """The attention, [cached] float32, that the question's tokens, all of them or the last, pay to each
     cached token."""
 
@@ -46,7 +47,7 @@ class QuestionPass:
         shape = (tokens.fresh.size, *decoder.kv_shape)
         self._fresh_key = torch.empty(shape, dtype=decoder.dtype, device=forward.device)
 
-    def run(self) -> Generator[None, None, Asked]:
+    def run(self) -> Generator[None, None, QuestionAttention]:
         """Return the attention to the cached tokens, on the CPU, summed over layers: without those below the
         middle, since they tell less (docs/results.md), and without the last, which has no output here."""
         forward = self._forward
@@ -58,7 +59,7 @@ class QuestionPass:
             rows = yield from forward.layer(layer, rows, partial(self._note, layer, moved[0]))
         mass = forward.pace.ranks.sum(self._mass).cpu()
         forward.watch.select_s = forward.watch.total_s - forward.watch.load_s
-        return Asked(*mass)
+        return QuestionAttention(*mass)
 
     def _note(self, layer: int, cached_key: torch.Tensor, positions: Indices, projected: Projected) -> None:
         last = self._forward.decoder.num_layers - 1

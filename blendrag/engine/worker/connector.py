@@ -110,8 +110,8 @@ class BlendConnector(KVConnectorBase_V1):
         self._of(request)
 
     def _of(self, request: Any) -> Asked:
-        """Return what is known of a request. Its parameters are read once: a waiting request is asked about
-        in every step."""
+        """Return what is known of a request. Its recipe is read once: a waiting request is asked about in
+        every step."""
         asked = Asked(request)
         if (known := self._asked.get(asked.id)) is not None:
             return known
