@@ -24,7 +24,7 @@ class Step(NamedTuple):
 STEPS: dict[Quality, Step] = {
     "fast": Step("last", 0.03),
     "balanced": Step("last", 0.06),
-    "close": Step("last", 0.12),
+    "close": Step("last", 0.15),
 }
 
 

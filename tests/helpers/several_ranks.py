@@ -163,7 +163,7 @@ def has_no_room(ranks: Ranks) -> list[str]:
     model, loader = SimpleNamespace(cache=SimpleNamespace(device=None)), SimpleNamespace(load=load)
     blend: Any = SimpleNamespace(_kv=kv, _ranks=ranks, _loader=loader, _model=model, _trace=None)
     try:
-        RequestBlend._load(blend, [])
+        RequestBlend._load(blend, [], [])
     except MemoryError as error:
         return [BlendReport.failed(error).cause or "", str(error), *closed]
     return []

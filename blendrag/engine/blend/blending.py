@@ -197,8 +197,8 @@ class RequestBlend:
             if at < end and key not in self._missing
         ]
         written = 0 if self._asks else self._order.written
-        wanted = [(key, span) for key, span in spans if span.start + span.length > written]
-        tokens = [(key, ids[span.start : span.start + span.length]) for key, span in wanted]
+        wanted = [(key, span) for key, span in spans if span.end > written]
+        tokens = [(key, ids[span.start : self._whole(span).end]) for key, span in wanted]
         chunks: list[Chunk] = []
         for (key, span), found in zip(wanted, self._kv.open_records(tokens, use=not again), strict=True):
             if isinstance(found, Miss):
@@ -206,6 +206,11 @@ class RequestBlend:
             else:
                 chunks.append((span, found))
         return chunks
+
+    def _whole(self, span: CachedSpan) -> CachedSpan:
+        """Return the span with what :attr:`_reused_end` cut off."""
+        length = next(n for _, at, n in self._order.recipe.spans if at == span.start)
+        return CachedSpan(span.start, min(length, len(self._order.token_ids) - span.start))
 
     @property
     def _reused_end(self) -> int:
@@ -226,7 +231,7 @@ class RequestBlend:
         if self._estimate is None or not chunks:
             return chunks
         written = self._order.written
-        there = [chunk for chunk in chunks if chunk[0].start + chunk[0].length <= written]
+        there = [chunk for chunk in chunks if chunk[0].end <= written]
         chunks = chunks[len(there) :]
         if not chunks:
             return there
@@ -314,20 +319,20 @@ class RequestBlend:
     ) -> Generator[None, None, int]:
         """Run the fused prefill. Returns how many cached tokens were recomputed, of those at ``begin`` and
         behind it."""
-        with self._load(chunks) as layers:
-            asking = PromptTokens.of(
-                [*self._order.token_ids, *self._order.behind], [span for span, _ in chunks]
-            )
-            stored = StoredKV(forward, layers)
-            if self._chosen is not None or not selector.reads_question:
+        reads = selector.reads_question and self._chosen is None
+        spans = [self._whole(span) if reads else span for span, _ in chunks]
+        with self._load([opened for _, opened in chunks], spans) as layers:
+            if not reads:
+                stored = StoredKV(forward, layers)
                 return (yield from FusedPrefill(forward, stored, selector, self._chosen).run())
+            asking = PromptTokens.of([*self._order.token_ids, *self._order.behind], spans)
             question = self._order.recipe.cached_end  # where it begins, whatever documents are there
             reading = replace(forward, tokens=asking, note=None)  # the second pass notes the same rows again
-            asked = yield from QuestionPass(reading, stored, question).run()
-        self._attention = _shares([opened.head.key for _, opened in chunks], forward.tokens, asked.question)
+            asked = yield from QuestionPass(reading, StoredKV(reading, layers), question).run()
+        self._attention = _shares([opened.head.key for _, opened in chunks], asking, asked.question)
         # No repair changes what stands before all cached tokens.
         tokens = forward.tokens.behind(max(begin, int(forward.tokens.cached[0])))
-        left = slice(forward.tokens.cached.size - tokens.cached.size, None)
+        left = torch.from_numpy(np.isin(asking.cached, tokens.cached))
         offsets, lengths, runs = map(torch.from_numpy, (tokens.offsets, tokens.lengths, tokens.runs))
         candidates = CachedTokens(
             offsets,
@@ -345,19 +350,19 @@ class RequestBlend:
     def _selector_of(self, options: BlendOptions) -> Selector:
         return make_selector(options)
 
-    def _load(self, chunks: list[Chunk]) -> StoredLayers:
-        """Begin to load. Most memory is taken here, before the ranks' first sum: if one of them has too
-        little, all of them raise."""
+    def _load(self, records: Sequence[Opened], spans: Sequence[CachedSpan]) -> StoredLayers:
+        """Begin to load these records, as much of each as its span is long. Most memory is taken here, before
+        the ranks' first sum: if one of them has too little, all of them raise."""
         kv, layers, problem = self._kv, None, None
         try:
             load = [
                 LoadSpan(opened, span.length, own_rows(opened.head) if kv.replicas.wants(opened) else None)
-                for span, opened in chunks
+                for span, opened in zip(spans, records, strict=True)
             ]
             filled = kv.replicas.promote_behind
             layers = self._loader.load(load, kv.layout, self._model.cache.device, self._trace, filled)
         except BaseException as error:
-            kv.close_records([opened for _, opened in chunks])
+            kv.close_records(records)
             if self._ranks.size == 1 or not out_of_memory(error):
                 raise
             problem = str(error)
@@ -370,7 +375,7 @@ class RequestBlend:
                 layers.close()
             raise _NoRoomError(short)
         assert layers is not None
-        shape = (sum(span.length for span, _ in chunks), *self._model.decoder.kv_shape)
+        shape = (sum(span.length for span in spans), *self._model.decoder.kv_shape)
         like = torch.empty(0, dtype=kv.layout.dtype, device=self._model.cache.device)
         self._steady = SteadyLayers(layers, shape, like)
         return self._steady
@@ -397,4 +402,4 @@ def _shares(keys: Sequence[str], tokens: PromptTokens, attention: torch.Tensor) 
 def _first_needed(written: int, spans: Sequence[CachedSpan]) -> int:
     """Return the first position that is not there, or where its chunk begins: chunks are loaded from their
     beginning."""
-    return min([written, *(span.start for span in spans if written < span.start + span.length)])
+    return min([written, *(span.start for span in spans if written < span.end)])

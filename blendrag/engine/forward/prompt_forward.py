@@ -27,6 +27,11 @@ class CachedSpan:
     start: int
     length: int
 
+    @property
+    def end(self) -> int:
+        """Return the position behind the last token."""
+        return self.start + self.length
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PromptTokens:
@@ -47,7 +52,7 @@ class PromptTokens:
     @classmethod
     def of(cls, ids: Sequence[int], spans: Sequence[CachedSpan]) -> Self:
         none = [np.zeros(0, np.int64)]
-        cached = np.concatenate([np.arange(s.start, s.start + s.length) for s in spans] or none)
+        cached = np.concatenate([np.arange(s.start, s.end) for s in spans] or none)
         offsets = np.concatenate([np.arange(s.length) for s in spans] or none)
         lengths = np.concatenate([np.full(s.length, s.length) for s in spans] or none)
         begins = np.flatnonzero(np.diff(cached, prepend=-2) != 1)

@@ -17,7 +17,7 @@ from blendrag.engine.forward.ranks import ALONE, Ranks
 from blendrag.engine.wire.recipe import BlendOrder
 from blendrag.engine.wire.report import BlendReport
 
-IDLE_S = 0.04
+IDLE_S = 0.1
 """Seconds of a slice while the engine computes nothing else: how long a new request may have to wait."""
 
 # The steps without a blend after one has ended, so that its request's first token leaves before others' work.
