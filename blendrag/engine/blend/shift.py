@@ -23,9 +23,7 @@ _RANGE = 32.0  # in tokens, over which a weight falls to 1/e
 _FACTOR = 0.8
 _PRIOR = 0.5  # added to the sum of weights: a token far from all repaired ones stays where it is
 _LEAST = 0.02  # sums of weights below this move nothing
-_TILE = (
-    256  # tokens that are moved by one matrix product, by repaired ones among them or as near on each side
-)
+_TILE = 128  # tokens; those that one matrix product moves, by repaired ones among them or as near to them
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,7 +31,7 @@ class _Plan:
     """The numbers that the shift of one piece of rows needs in every layer.
 
     span: of the cached tokens that may move. rows, sources: of the r repaired tokens among them, their
-    numbers among the piece's rows and in the span. weights: [tiles, 256, width], what of the repaired tokens
+    numbers among the piece's rows and in the span. weights: [tiles, 128, width], what of the repaired tokens
     ``near`` a tile, [tiles, width], moves each of its tokens.
     """
 
@@ -111,7 +109,7 @@ class Shift:
 
 def _weights(chunks: Ints, sources: Ints) -> tuple[Ints, npt.NDArray[np.float32]]:
     """Return which of the ``sources``, [r], are near each tile of tokens, [tiles, width], and what they move
-    its tokens by, [tiles, 256, width].
+    its tokens by, [tiles, 128, width].
 
     chunks: [n], ascending, the chunk of each token; sources: numbers of tokens, ascending.
     """

@@ -134,12 +134,12 @@ def test_weights_are_of_the_repaired_tokens_of_the_chunk(chunks: list[tuple[int,
     at = np.arange(len(chunk_of))[:, None]
     every = np.exp(-np.abs(at - sources) / 32) * (chunk_of[:, None] == chunk_of[sources])
     total = every.sum(1)
-    np.testing.assert_allclose(found, 0.8 * (every @ moved) / (total + 0.5) * (total >= 0.02), atol=0.02)
+    np.testing.assert_allclose(found, 0.8 * (every @ moved) / (total + 0.5) * (total >= 0.02), atol=0.04)
 
 
 def test_weights_of_a_long_chunk_are_linear_in_its_length() -> None:
     near, weights = _weights(np.zeros(1 << 15, np.int64), np.arange(0, 1 << 15, 16))
-    assert weights.shape[2] == near.shape[1] == 48
+    assert weights.shape[2] == near.shape[1] == 24
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=6), st.data())
