@@ -22,8 +22,8 @@ class Step(NamedTuple):
 
 
 STEPS: dict[Quality, Step] = {
-    "fast": Step("last", 0.03),
-    "balanced": Step("last", 0.06),
+    "fast": Step("last", 0.04),
+    "balanced": Step("last", 0.08),
     "close": Step("last", 0.15),
 }
 

@@ -6,6 +6,7 @@ deviation is known. It is passed on inside a chunk, weighted by distance, layer 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,13 +17,15 @@ from blendrag.engine.forward.decoder import Projected
 from blendrag.engine.forward.indices import Indices, Ints, upload
 from blendrag.engine.forward.paged import Places
 from blendrag.engine.forward.prompt_forward import KV, PromptForward
-from blendrag.engine.forward.rotation import Unrotation
 
 # Chosen by first-token divergence on chunks of 48 to 200 tokens, and flat around these.
 _RANGE = 32.0  # in tokens, over which a weight falls to 1/e
 _FACTOR = 0.8
 _PRIOR = 0.5  # added to the sum of weights: a token far from all repaired ones stays where it is
 _LEAST = 0.02  # sums of weights below this move nothing
+_FIRST = (
+    16  # tokens of a chunk that move no others: as attention sinks of their chunk, they deviate otherwise
+)
 _TILE = 128  # tokens; those that one matrix product moves, by repaired ones among them or as near to them
 
 
@@ -42,7 +45,7 @@ class _Plan:
     places: Places
     near: torch.Tensor
     weights: torch.Tensor
-    turned: dict[int, Unrotation]
+    turned: dict[int, Callable[[torch.Tensor], torch.Tensor]]
 
 
 class Shift:
@@ -89,11 +92,12 @@ class Shift:
     def _plan(self, positions: Ints) -> _Plan | None:
         tokens, device = self._forward.tokens, self._forward.device
         sources = self._repaired[np.isin(tokens.cached[self._repaired], positions)]
-        if not sources.size:
+        tells = tokens.offsets[sources] >= _FIRST
+        if not tells.any():
             return None
         first, last = np.searchsorted(self._chunks, self._chunks[sources[0]]), self._chunks[sources[-1]]
         span = slice(int(first), int(np.searchsorted(self._chunks, last, side="right")))
-        near, weights = _weights(self._chunks[span], sources - first)
+        near, weights = _weights(self._chunks[span], sources - first, tells)
         at = tokens.cached[span]
         return _Plan(
             span=span,
@@ -107,17 +111,21 @@ class Shift:
         )
 
 
-def _weights(chunks: Ints, sources: Ints) -> tuple[Ints, npt.NDArray[np.float32]]:
+def _weights(
+    chunks: Ints, sources: Ints, tells: npt.NDArray[np.bool_]
+) -> tuple[Ints, npt.NDArray[np.float32]]:
     """Return which of the ``sources``, [r], are near each tile of tokens, [tiles, width], and what they move
     its tokens by, [tiles, 128, width].
 
-    chunks: [n], ascending, the chunk of each token; sources: numbers of tokens, ascending.
+    chunks: [n], ascending, the chunk of each token; sources: numbers of tokens, ascending; tells: [r],
+    whether a source moves others.
     """
     begins = np.arange(0, len(chunks), _TILE)
     low, high = np.searchsorted(sources, [begins - _TILE, begins + 2 * _TILE])
     near = low[:, None] + np.arange((high - low).max())
     there = near < high[:, None]
     near = near.clip(max=len(sources) - 1)
+    there &= tells[near]
     at, targets = sources[near], begins[:, None] + np.arange(_TILE)
     there = there[:, None] & (chunks[at][:, None] == np.append(chunks, [-1] * _TILE)[targets][..., None])
     apart = np.abs(targets[..., None] - at[:, None]).astype(np.float32)

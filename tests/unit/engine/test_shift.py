@@ -77,16 +77,18 @@ def test_k_is_turned_back_whatever_the_rope(
 def test_layer_moves_as_its_repaired_tokens_say(tmp_path: Path) -> None:
     """Against the sum over all pairs, in the first layer that moves: what comes before it is the same."""
     model = small_model(tmp_path / "model", 4, block_size=32)
-    still, chosen = blended(model, tmp_path / "still", BlendOptions(0.1, "last:shift=no"))
+    still, chosen = blended(model, tmp_path / "still", BlendOptions(0.2, "last:shift=no"))
     stored, _ = blended(model, tmp_path / "stored", BlendOptions(0.0, "none"))
-    moved, same = blended(model, tmp_path / "moved", BlendOptions(0.1, "last"))
+    moved, same = blended(model, tmp_path / "moved", BlendOptions(0.2, "last"))
     assert np.array_equal(chosen, same) and chosen.size > 5
     for kept, read in zip(still[0], moved[0], strict=True):
         torch.testing.assert_close(kept, read)  # nothing moves where tokens have seen only themselves
+    far: list[float] = []
     at, end = 0, reused_end(model)
     for _, start, n in ChunkedPrompt(4).spans:
         places = np.arange(start, start + n)
         inside = np.flatnonzero(np.isin(places, chosen))
+        inside = inside[inside >= 16]
         rest = np.flatnonzero(~np.isin(places, chosen) & (places < end))
         near = np.exp(-np.abs(rest[:, None] - inside) / 32)
         weights = torch.from_numpy(0.8 * near / (near.sum(1, keepdims=True) + 0.5)).float()
@@ -99,8 +101,9 @@ def test_layer_moves_as_its_repaired_tokens_say(tmp_path: Path) -> None:
         torch.testing.assert_close(new_key[rest], expected, atol=2e-3, rtol=0)
         by = torch.einsum("tr,rhd->thd", weights, value[inside] - old_value[inside])
         torch.testing.assert_close(new_value[rest], old_value[rest] + by, atol=2e-3, rtol=0)
-        assert (new_value - value)[rest].abs().max() > 0.01
+        far.append((new_value - value)[rest].abs().max().item() if rest.size and inside.size else 0.0)
         at += n
+    assert max(far) > 0.01
 
 
 def reused_end(model: LoadedModel) -> int:
@@ -128,17 +131,19 @@ def test_weights_are_of_the_repaired_tokens_of_the_chunk(chunks: list[tuple[int,
     repaired = np.concatenate([rng.random(n) < share for n, share in chunks])
     repaired[rng.integers(len(repaired))] = True
     chunk_of, sources = np.repeat(np.arange(len(chunks)), [n for n, _ in chunks]), np.flatnonzero(repaired)
-    near, weights = _weights(chunk_of, sources)
+    tells = rng.random(len(sources)) < 0.9
+    near, weights = _weights(chunk_of, sources, tells)
     moved = rng.random(len(sources))
     found = (weights @ moved[near][:, :, None]).reshape(-1)[: len(chunk_of)]
     at = np.arange(len(chunk_of))[:, None]
-    every = np.exp(-np.abs(at - sources) / 32) * (chunk_of[:, None] == chunk_of[sources])
+    every = np.exp(-np.abs(at - sources) / 32) * (chunk_of[:, None] == chunk_of[sources]) * tells
     total = every.sum(1)
     np.testing.assert_allclose(found, 0.8 * (every @ moved) / (total + 0.5) * (total >= 0.02), atol=0.04)
 
 
 def test_weights_of_a_long_chunk_are_linear_in_its_length() -> None:
-    near, weights = _weights(np.zeros(1 << 15, np.int64), np.arange(0, 1 << 15, 16))
+    sources = np.arange(0, 1 << 15, 16)
+    near, weights = _weights(np.zeros(1 << 15, np.int64), sources, np.ones(len(sources), bool))
     assert weights.shape[2] == near.shape[1] == 24
 
 
