@@ -133,7 +133,7 @@ _LATENT = {
 }
 _MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 32, "mamba_d_state": 16}
 _NO_ATTENTION = "it has no single attention module"
-_NO_ROPE = "it has no rotary position embedding of its own"
+_OF_TRANSFORMERS = "runs those of Transformers"
 
 SHAPES = (
     Shape("Llama 2, Llama 3", "LlamaConfig", {"rope_parameters": _LLAMA3_ROPE}),
@@ -151,17 +151,18 @@ SHAPES = (
     Shape("Gemma 3", "Gemma3TextConfig", {"sliding_window_pattern": 2, **_GEMMA}),
     Shape("gpt-oss", "GptOssConfig", {**_WINDOWS, **_EXPERTS}, always=True),
     Shape("Mistral 0.1", "MistralConfig", _WINDOWS, "all of its layers have windows"),
-    Shape("Phi 1, Phi 2", "PhiConfig", reason=_NO_ROPE),
-    Shape("OLMo 2", "Olmo2Config", reason=_NO_ROPE),
-    Shape("OLMo 3", "Olmo3Config", _WINDOWS, _NO_ROPE),
-    Shape("GLM 4", "GlmConfig", reason=_NO_ROPE),
-    Shape("Llama 4", "Llama4TextConfig", {"attention_chunk_size": 128, **_LLAMA4}, _NO_ROPE),
+    Shape("Phi 1, Phi 2", "PhiConfig", reason=_OF_TRANSFORMERS),
+    Shape("OLMo 2", "Olmo2Config", reason=_OF_TRANSFORMERS),
+    Shape("OLMo 3", "Olmo3Config", _WINDOWS, _OF_TRANSFORMERS),
+    Shape("GLM 4", "GlmConfig", reason=_OF_TRANSFORMERS),
+    Shape("SmolLM 3", "SmolLM3Config", reason=_OF_TRANSFORMERS),
+    Shape("Llama 4", "Llama4TextConfig", {"attention_chunk_size": 128, **_LLAMA4}, always=True),
     Shape(
-        "K normed behind RoPE",
-        "Llama4TextConfig",
-        {"attention_chunk_size": None, "no_rope_layers": [1] * 4, **_LLAMA4},
-        "give other KV than its own forward",
+        "Command R 7B, Command A",
+        "Cohere2Config",
+        {"sliding_window_pattern": 4, "logit_scale": 1.0, **_WINDOWS},
     ),
+    Shape("EXAONE 4", "Exaone4Config", {"sliding_window_pattern": 4, **_WINDOWS}),
     Shape(
         "Gemma 4",
         "Gemma4TextConfig",

@@ -202,7 +202,7 @@ def checks_alone(ranks: Ranks) -> str | None:
             raise torch.OutOfMemoryError("on this rank alone")
         return 0.0
 
-    selfcheck.forward_error = forward_error
+    selfcheck.forward_error = selfcheck.shift_error = forward_error
     return selfcheck.unfit_reason(None, SimpleNamespace(by_kernel=False), ranks)  # type: ignore[arg-type]
 
 
@@ -212,7 +212,7 @@ def checks_unknown_structure(ranks: Ranks) -> str | None:
     def forward_error(*_: Any) -> float:
         raise AttributeError("no such norm")
 
-    selfcheck.forward_error = forward_error
+    selfcheck.forward_error = selfcheck.shift_error = forward_error
     return selfcheck.unfit_reason(None, SimpleNamespace(by_kernel=False), ranks)  # type: ignore[arg-type]
 
 

@@ -66,6 +66,13 @@ def attention_of(layer: Any) -> Any | None:
     return found[0] if len(found) == 1 and isinstance(found[0], Attention) else None
 
 
+def norm_behind_rope(layer: Any) -> Any | None:
+    """Return the norm that a layer applies to K behind RoPE, as Llama 4 does. It has no weights, so RoPE may
+    as well come behind it."""
+    attention = getattr(layer, "self_attn", None)
+    return getattr(attention, "qk_norm", None) if type(attention).__name__ == "Llama4Attention" else None
+
+
 def rotary_of(layer: Any) -> Any | None:
     """Return the rotary module inside a decoder layer."""
     found = {id(m): m for m in layer.modules() if type(m).__name__.endswith("RotaryEmbedding")}
@@ -81,6 +88,8 @@ def unsupported_reason(vllm_config: Any, runner: Any, model: Any) -> str | None:
     layers = decoder_layers(model)
     if not layers:
         return f"{type(model).__name__} has no model.layers"
+    if type(model).__module__.startswith("vllm.model_executor.models.transformers"):
+        return "vLLM has no layers of its own for it, and runs those of Transformers"
     for number, layer in enumerate(layers):
         reason = _unsupported_layer(layer)
         if reason:
@@ -112,9 +121,7 @@ def _unsupported_layer(layer: Any) -> str | None:
         return f"its KV cache is quantised (kv_cache_dtype {attention.kv_cache_dtype})"
     if attention.attn_backend.forward_includes_kv_cache_update:
         return f"backend {attention.attn_backend.get_name()} does not write KV separately"
-    if rotary is None:
-        return "it has no rotary position embedding of its own"
-    if type(rotary).__name__ not in _STATIC_ROPES:
+    if rotary is not None and type(rotary).__name__ not in _STATIC_ROPES:
         return f"RoPE type {type(rotary).__name__} changes with the prompt's length or modality"
     return None if is_cpu() else _unread_cache(attention)
 

@@ -20,6 +20,7 @@ from blendrag.engine.compat.model import (
     has_known_parts,
     kv_shape_of,
     layer_context,
+    norm_behind_rope,
     normed,
     rotary_of,
     rotate,
@@ -93,7 +94,8 @@ class Decoder(ABC):
         self.vllm_config = vllm_config
         self.layers = decoder_layers(model)
         self.attentions: list[Any] = [attention_of(layer) for layer in self.layers]
-        self.rotaries: list[Any] = [rotary_of(layer) for layer in self.layers]
+        # None: of a layer without positions (NoPE); those that do not use their module are found by `tapped`.
+        self.rotaries: list[Any | None] = [rotary_of(layer) for layer in self.layers]
 
     @property
     def num_layers(self) -> int:
@@ -116,8 +118,8 @@ class Decoder(ABC):
     def rotate_keys(self, layer: int, positions: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         """Return ``key``, K before RoPE, [n, kv_heads, head_size], moved to ``positions``. May overwrite
         ``key``."""
-        rotated = rotate(self.rotaries[layer], positions, key.flatten(1))
-        return rotated.view(key.shape)
+        rotary = self.rotaries[layer]
+        return key if rotary is None else rotate(rotary, positions, key.flatten(1)).view(key.shape)
 
     @cached_property
     def unrotates(self) -> bool:
@@ -133,8 +135,10 @@ class Decoder(ABC):
                 return False
         return True
 
-    def unrotation(self, layer: int, positions: torch.Tensor) -> Unrotation:
+    def unrotation(self, layer: int, positions: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
         """Return what takes K at ``positions``, [n], back to K before RoPE."""
+        if self.rotaries[layer] is None:
+            return lambda key: key
         return Unrotation.of(partial(rotate, self.rotaries[layer]), positions, self.kv_shape[1], self.dtype)
 
     @abstractmethod
@@ -244,8 +248,10 @@ class _FirstLayerReached(Exception):
 
 @contextmanager
 def tapped(decoder: Decoder, layer: int, attention_of: Callable[[Projected], torch.Tensor]) -> Iterator[None]:
-    """Have ``attention_of`` compute a layer's attention, [rows, heads, head_size]."""
+    """Have ``attention_of`` compute a layer's attention, [rows, heads, head_size]. A rotary module that the
+    layer does not call is forgotten."""
     attention, rotary = decoder.attentions[layer], decoder.rotaries[layer]
+    norm = norm_behind_rope(decoder.layers[layer])
     raw_keys: list[torch.Tensor] = []
 
     def before_rotary(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -255,16 +261,25 @@ def tapped(decoder: Decoder, layer: int, attention_of: Callable[[Projected], tor
 
     def forward(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> torch.Tensor:
         shape = (query.shape[0], *decoder.kv_shape)
+        if not raw_keys:
+            decoder.rotaries[layer] = None
+            raw_keys.append(key.clone())
         key, raw, value = (t.reshape(shape).contiguous() for t in (key, raw_keys.pop(), value))
+        if norm is not None:
+            raw = norm(raw.float()).to(raw.dtype)
         heads = query.reshape(shape[0], -1, shape[2]).contiguous()
         return attention_of(Projected(heads, key, value, raw)).reshape(shape[0], -1)
 
-    hook = rotary.register_forward_pre_hook(before_rotary, with_kwargs=True)
+    # Layers may share a rotary module: what others caught is not this one's.
+    hooks = [decoder.layers[layer].register_forward_pre_hook(lambda *_: raw_keys.clear())]
+    if rotary is not None:
+        hooks.append(rotary.register_forward_pre_hook(before_rotary, with_kwargs=True))
     attention.forward = forward
     try:
         yield
     finally:
-        hook.remove()
+        for hook in hooks:
+            hook.remove()
         del attention.forward
 
 

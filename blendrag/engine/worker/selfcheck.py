@@ -21,6 +21,7 @@ from blendrag.engine.ingest.chunk_prefill import ChunkTokens, prefill_chunks
 # off by far more.
 _FORWARD_TOLERANCE = 0.1
 _PROBE = range(100, 148)
+_SHIFT = 512  # positions
 # The rounding of a bfloat16 is 0.2 %.
 _MASK_TOLERANCE = 0.01
 # Errors that running an unknown structure raises, on all ranks alike.
@@ -34,12 +35,15 @@ def unfit_reason(decoder: Decoder, cache: PagedCache, ranks: Ranks = ALONE) -> s
     try:
         with ranks.together(*_OF_STRUCTURE):
             error = forward_error(decoder, cache)
+            error_of_shift = shift_error(decoder, cache)
         # Both sides of forward_error attend the same way, so it does not see a wrong mask.
         error_of_mask = mask_error(decoder, cache, tokens=2048, share=0.25) if cache.by_kernel else 0.0
     except Exception as problem:  # whatever an unknown structure may do, it must not end the worker
         return f"its layers cannot be run apart ({type(problem).__name__}: {problem})"
     if not error <= _FORWARD_TOLERANCE:
         return f"its layers, run apart, give other KV than its own forward (relative error {error:.2g})"
+    if not error_of_shift <= _FORWARD_TOLERANCE:
+        return f"its KV depends on positions by more than RoPE (relative error {error_of_shift:.2g})"
     if not error_of_mask <= _MASK_TOLERANCE:
         return f"its attention over scattered tokens is not exact (relative error {error_of_mask:.2g})"
     return None
@@ -49,18 +53,36 @@ def unfit_reason(decoder: Decoder, cache: PagedCache, ranks: Ranks = ALONE) -> s
 def forward_error(decoder: Decoder, cache: PagedCache) -> float:
     """Return the largest relative error, over layers, of our forward's K and V against the model's own
     forward, and of K that is moved as stored K is."""
+    theirs, moved = _own_forward(decoder, cache, 0)
     ours = prefill_chunks(decoder, cache, [ChunkTokens("", tuple(_PROBE))])[0]
+    return max(moved, *map(relative_error, ours, theirs))
+
+
+@torch.inference_mode()
+def shift_error(decoder: Decoder, cache: PagedCache) -> float:
+    """Return the largest relative error, over layers, of K before RoPE and V of the probe against those of
+    the probe further on, and of K that is moved there. Positions that come in where nobody looks show up
+    here only."""
+    longest = decoder.vllm_config.model_config.max_model_len
+    first, _ = _own_forward(decoder, cache, 0)
+    second, moved = _own_forward(decoder, cache, min(_SHIFT, longest - len(_PROBE)))
+    return max(moved, *map(relative_error, second, first))
+
+
+def _own_forward(decoder: Decoder, cache: PagedCache, begin: int) -> tuple[list[torch.Tensor], float]:
+    """Run the model's own forward over the probe, which begins at this position and sees only itself. Returns
+    K before RoPE and V by layer, and the largest relative error of moved K."""
     ids = torch.tensor(_PROBE, device=cache.device)
     positions = np.arange(ids.numel())
-    there = upload(positions, cache.device)
+    there = upload(positions + begin, cache.device)
     pages = cache.scratch([ids.numel()])
     addresses, places = pages.addresses(positions), pages.places(positions)
-    theirs: dict[int, torch.Tensor] = {}
+    found: dict[int, torch.Tensor] = {}
     errors: list[float] = []
 
     def attend(layer: int, projected: Projected) -> torch.Tensor:
         assert projected.raw_key is not None, "taps catch it"
-        theirs[layer] = torch.stack([projected.raw_key, projected.value]).cpu()
+        found[layer] = torch.stack([projected.raw_key, projected.value]).cpu()
         moved = decoder.rotate_keys(layer, there, projected.raw_key.clone())
         errors.append(relative_error(moved, projected.key))
         pages.write(layer, places, projected.key, projected.value)
@@ -71,8 +93,7 @@ def forward_error(decoder: Decoder, cache: PagedCache) -> float:
             stack.enter_context(tapped(decoder, layer, partial(attend, layer)))
         stack.enter_context(layer_context(decoder.vllm_config, {}, {}, ids.numel()))
         decoder.model.model.forward(ids, there, None)
-    errors += [relative_error(ours[layer], theirs[layer]) for layer in range(decoder.num_layers)]
-    return max(errors)
+    return [found[layer] for layer in range(decoder.num_layers)], max(errors)
 
 
 @torch.inference_mode()
