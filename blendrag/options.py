@@ -23,8 +23,8 @@ class Step(NamedTuple):
 
 STEPS: dict[Quality, Step] = {
     "fast": Step("last", 0.04),
-    "balanced": Step("last", 0.08),
-    "close": Step("last", 0.15),
+    "balanced": Step("query", 0.15),
+    "close": Step("query", 0.3),
 }
 
 

@@ -34,7 +34,7 @@ from blendrag.settings import Settings, SharedPrefix
 from blendrag.store.codec import CODECS
 
 FULL, REUSE, LMCACHE, PAPER, ADAKV, CONTEXT = "full", "reuse", "lmcache", "paper", "adakv", "context"
-RATIOS = (0.04, 0.08, 0.15, 0.3)
+RATIOS = (0.05, 0.1, 0.15, 0.3)
 
 ArmKind = Literal["full", "reordered", "stored"]
 Variant = tuple[str, SharedPrefix, int]  # of stored KV: codec, shared prefix, context's tokens

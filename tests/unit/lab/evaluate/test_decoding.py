@@ -18,7 +18,7 @@ from blendrag.settings import Settings
 from shown import check_picture
 
 ARMS = parse_arms(["512:ada", "512:uniform", "2048:ada"], None, Settings())
-WHOLE = "last@0.06"
+WHOLE = "query@0.15"
 
 
 def sample(question: int, arm: str, nll: float | None, kl: float = 0.0, kept: int = 0) -> AnswerSample:
