@@ -197,22 +197,22 @@ def checks_alone(ranks: Ranks) -> str | None:
     """A self-check during which one rank has no memory left."""
     from blendrag.engine.worker import selfcheck
 
-    def forward_error(*_: Any) -> float:
+    def forward_errors(*_: Any) -> tuple[float, float]:
         if not ranks.first:
             raise torch.OutOfMemoryError("on this rank alone")
-        return 0.0
+        return 0.0, 0.0
 
-    selfcheck.forward_error = selfcheck.shift_error = forward_error
+    selfcheck.forward_errors = forward_errors
     return selfcheck.unfit_reason(None, SimpleNamespace(by_kernel=False), ranks)  # type: ignore[arg-type]
 
 
 def checks_unknown_structure(ranks: Ranks) -> str | None:
     from blendrag.engine.worker import selfcheck
 
-    def forward_error(*_: Any) -> float:
+    def forward_errors(*_: Any) -> tuple[float, float]:
         raise AttributeError("no such norm")
 
-    selfcheck.forward_error = selfcheck.shift_error = forward_error
+    selfcheck.forward_errors = forward_errors
     return selfcheck.unfit_reason(None, SimpleNamespace(by_kernel=False), ranks)  # type: ignore[arg-type]
 
 

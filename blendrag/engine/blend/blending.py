@@ -293,7 +293,7 @@ class RequestBlend:
             Stopwatch(),
             self._note_queries,
         )
-        recomputed = yield from self._fuse(chunks, forward, selector, begin)
+        recomputed = yield from self._fuse(chunks, forward, selector, begin, reads)
         watch = forward.watch
         spent = {"load": watch.load_s, "select": watch.select_s}
         return BlendReport(
@@ -315,11 +315,10 @@ class RequestBlend:
         )
 
     def _fuse(
-        self, chunks: list[Chunk], forward: PromptForward, selector: Selector, begin: int
+        self, chunks: list[Chunk], forward: PromptForward, selector: Selector, begin: int, reads: bool
     ) -> Generator[None, None, int]:
-        """Run the fused prefill. Returns how many cached tokens were recomputed, of those at ``begin`` and
-        behind it."""
-        reads = selector.reads_question and self._chosen is None
+        """Run the fused prefill, behind the question's pass if the selector ``reads`` it. Returns how many
+        cached tokens were recomputed, of those at ``begin`` and behind it."""
         spans = [self._whole(span) if reads else span for span, _ in chunks]
         with self._load([opened for _, opened in chunks], spans) as layers:
             if not reads:

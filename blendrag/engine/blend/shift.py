@@ -23,9 +23,7 @@ _RANGE = 32.0  # in tokens, over which a weight falls to 1/e
 _FACTOR = 0.8
 _PRIOR = 0.5  # added to the sum of weights: a token far from all repaired ones stays where it is
 _LEAST = 0.02  # sums of weights below this move nothing
-_FIRST = (
-    16  # tokens of a chunk that move no others: as attention sinks of their chunk, they deviate otherwise
-)
+_FIRST = 16  # tokens of a chunk that move no others: its attention sinks deviate in a way of their own
 _TILE = 128  # tokens; those that one matrix product moves, by repaired ones among them or as near to them
 
 

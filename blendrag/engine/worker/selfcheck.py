@@ -34,9 +34,8 @@ def unfit_reason(decoder: Decoder, cache: PagedCache, ranks: Ranks = ALONE) -> s
     layers."""
     try:
         with ranks.together(*_OF_STRUCTURE):
-            error = forward_error(decoder, cache)
-            error_of_shift = shift_error(decoder, cache)
-        # Both sides of forward_error attend the same way, so it does not see a wrong mask.
+            error, error_of_shift = forward_errors(decoder, cache)
+        # All sides of forward_errors attend the same way, so it does not see a wrong mask.
         error_of_mask = mask_error(decoder, cache, tokens=2048, share=0.25) if cache.by_kernel else 0.0
     except Exception as problem:  # whatever an unknown structure may do, it must not end the worker
         return f"its layers cannot be run apart ({type(problem).__name__}: {problem})"
@@ -50,23 +49,16 @@ def unfit_reason(decoder: Decoder, cache: PagedCache, ranks: Ranks = ALONE) -> s
 
 
 @torch.inference_mode()
-def forward_error(decoder: Decoder, cache: PagedCache) -> float:
-    """Return the largest relative error, over layers, of our forward's K and V against the model's own
-    forward, and of K that is moved as stored K is."""
-    theirs, moved = _own_forward(decoder, cache, 0)
-    ours = prefill_chunks(decoder, cache, [ChunkTokens("", tuple(_PROBE))])[0]
-    return max(moved, *map(relative_error, ours, theirs))
-
-
-@torch.inference_mode()
-def shift_error(decoder: Decoder, cache: PagedCache) -> float:
-    """Return the largest relative error, over layers, of K before RoPE and V of the probe against those of
-    the probe further on, and of K that is moved there. Positions that come in where nobody looks show up
-    here only."""
+def forward_errors(decoder: Decoder, cache: PagedCache) -> tuple[float, float]:
+    """Return the largest relative errors, over layers, of K and V of the probe, and of K that is moved as
+    stored K is: of our forward against the model's own, and of that one further on against itself at the
+    beginning, where positions that come in unseen by us show up."""
     longest = decoder.vllm_config.model_config.max_model_len
-    first, _ = _own_forward(decoder, cache, 0)
-    second, moved = _own_forward(decoder, cache, min(_SHIFT, longest - len(_PROBE)))
-    return max(moved, *map(relative_error, second, first))
+    first, moved = _own_forward(decoder, cache, 0)
+    second, moved_on = _own_forward(decoder, cache, min(_SHIFT, longest - len(_PROBE)))
+    ours = prefill_chunks(decoder, cache, [ChunkTokens("", tuple(_PROBE))])[0]
+    error, error_of_shift = (max(map(relative_error, found, first)) for found in (ours, second))
+    return max(error, moved), max(error_of_shift, moved_on)
 
 
 def _own_forward(decoder: Decoder, cache: PagedCache, begin: int) -> tuple[list[torch.Tensor], float]:
