@@ -6,17 +6,29 @@ which of them will matter for the answer, before anything is recomputed.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
 import torch
 
-from blendrag.select.interface import CachedTokens, RankedSelector, register_selector
+from blendrag.choice import Reader, yes_or_no
+from blendrag.select.interface import CachedTokens, RankedSelector, Selector, register_selector
 from blendrag.select.static import StaticSelector
 
 
 @register_selector("query")
 class Query(StaticSelector, RankedSelector):
-    """A selector of the top ``ratio`` of the cached tokens by the question's attention to them."""
+    """A selector of the top ``ratio`` of the cached tokens by the question's attention to them.
+
+    shift: whether the other tokens move with those near them that are recomputed.
+    """
 
     reads_question = True
+    arguments: ClassVar[Mapping[str, Reader]] = {**Selector.arguments, "shift": yes_or_no}
+
+    def __init__(self, ratio: float, shift: bool = False, **others: Any) -> None:
+        super().__init__(ratio, **others)
+        self.shifts = shift
 
     def rank(self, tokens: CachedTokens) -> torch.Tensor:
         assert tokens.attention is not None, "a selector that reads the question is given its attention"

@@ -61,7 +61,7 @@ def _report(config: Any) -> DoctorReport:
     from vllm.model_executor.model_loader import get_model
 
     from blendrag.engine.compat.model import leave_rows_whole, output_weight, unsupported_reason
-    from blendrag.engine.forward.decoder import make_decoder
+    from blendrag.engine.forward.decoders import make_decoder
     from blendrag.engine.forward.paged import PagedCache
     from blendrag.engine.worker.selfcheck import mask_error, unfit_reason
     from blendrag.lab.worker.selfcheck import attention_of, layers_of

@@ -64,8 +64,11 @@ class Shape:
         model = transformers.AutoModelForCausalLM.from_config(config)
         if self.reason is None:
             with torch.inference_mode():
-                spread = model(torch.arange(100, 164)[None]).logits.std()
-                model.model.norm.weight += _LOGITS_STD / spread - 1  # of weights around 1, or those around 0
+                grow = _LOGITS_STD / model(torch.arange(100, 164)[None]).logits.std()
+                if options["tie_word_embeddings"]:
+                    model.model.norm.weight += grow - 1  # of weights around 1, or those around 0
+                else:
+                    model.get_output_embeddings().weight *= grow
         model.to(torch.bfloat16).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         return Settings.load(model=str(folder), max_model_len=1024, kv_cache_gib=1)
@@ -99,6 +102,7 @@ def _write(shape: Shape, row: str) -> None:
 
 
 _WINDOWS = {"sliding_window": 64}
+_MOSTLY_WINDOWS = ["sliding_attention"] * 3 + ["full_attention"]
 _EXPERTS = {"num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
 _LLAMA3_ROPE = {
     "rope_type": "llama3",
@@ -133,7 +137,6 @@ _LATENT = {
 }
 _MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 32, "mamba_d_state": 16}
 _NO_ATTENTION = "it has no single attention module"
-_OF_TRANSFORMERS = "runs those of Transformers"
 
 SHAPES = (
     Shape("Llama 2, Llama 3", "LlamaConfig", {"rope_parameters": _LLAMA3_ROPE}),
@@ -151,16 +154,24 @@ SHAPES = (
     Shape("Gemma 3", "Gemma3TextConfig", {"sliding_window_pattern": 2, **_GEMMA}),
     Shape("gpt-oss", "GptOssConfig", {**_WINDOWS, **_EXPERTS}, always=True),
     Shape("Mistral 0.1", "MistralConfig", _WINDOWS, "all of its layers have windows"),
-    Shape("Phi 1, Phi 2", "PhiConfig", reason=_OF_TRANSFORMERS),
-    Shape("OLMo 2", "Olmo2Config", reason=_OF_TRANSFORMERS),
-    Shape("OLMo 3", "Olmo3Config", _WINDOWS, _OF_TRANSFORMERS),
-    Shape("GLM 4", "GlmConfig", reason=_OF_TRANSFORMERS),
-    Shape("SmolLM 3", "SmolLM3Config", reason=_OF_TRANSFORMERS),
+    Shape("Phi 1, Phi 2", "PhiConfig"),
+    Shape("OLMo 1", "OlmoConfig"),
+    Shape("OLMo 2", "Olmo2Config"),
+    Shape("OLMo 3", "Olmo3Config", {**_WINDOWS, "layer_types": _MOSTLY_WINDOWS}),
+    Shape("GLM 4", "GlmConfig"),
+    Shape("SmolLM 3", "SmolLM3Config", {"no_rope_layers": [1, 1, 1, 0]}, always=True),
+    Shape("Seed OSS", "SeedOssConfig"),
+    Shape("StarCoder 2", "Starcoder2Config", {"sliding_window": None}),
+    Shape("Arcee", "ArceeConfig"),
+    Shape("HunYuan", "HunYuanDenseV1Config"),
+    Shape("Helium", "HeliumConfig"),
+    Shape("GPT-NeoX, Pythia", "GPTNeoXConfig", {"num_key_value_heads": 4}),
+    Shape("StableLM", "StableLmConfig"),
     Shape("Llama 4", "Llama4TextConfig", {"attention_chunk_size": 128, **_LLAMA4}, always=True),
     Shape(
         "Command R 7B, Command A",
         "Cohere2Config",
-        {"sliding_window_pattern": 4, "logit_scale": 1.0, **_WINDOWS},
+        {"sliding_window_pattern": 2, "initializer_range": 0.3, **_WINDOWS},
     ),
     Shape("EXAONE 4", "Exaone4Config", {"sliding_window_pattern": 4, **_WINDOWS}),
     Shape(

@@ -19,7 +19,7 @@ from vllm.model_executor.model_loader.utils import initialize_model, process_wei
 from vllm.utils.torch_utils import set_default_torch_dtype
 from vllm.v1.worker.utils import AttentionGroup
 
-from blendrag.engine.forward.decoder import make_decoder
+from blendrag.engine.forward.decoders import make_decoder
 from blendrag.engine.forward.paged import PagedCache
 from blendrag.engine.forward.prompt_forward import LoadedModel
 

@@ -14,6 +14,7 @@ from vllm.forward_context import set_forward_context
 from vllm.model_executor.layers.attention.attention import Attention
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.model_executor.layers.linear import RowParallelLinear
+from vllm.model_executor.layers.rotary_embedding.mrope import MRotaryEmbedding
 from vllm.v1.attention.backend import AttentionType, CommonAttentionMetadata
 from vllm.v1.kv_cache_interface import SlidingWindowSpec
 
@@ -22,7 +23,7 @@ from blendrag.attention.scores import Scores
 from blendrag.engine.compat.parallel import divided_otherwise
 from blendrag.engine.compat.platform import PLAIN_KV, is_cpu
 
-# Structures that `decoder.KnownDecoder` computes piecewise; anything else goes through whole layers.
+# Structures that `known_layers.KnownDecoder` computes piecewise; anything else goes through whole layers.
 KNOWN_ARCHITECTURES = frozenset(
     {
         "LlamaForCausalLM",
@@ -30,6 +31,7 @@ KNOWN_ARCHITECTURES = frozenset(
         "Phi3ForCausalLM",
         "Qwen2ForCausalLM",
         "Qwen3ForCausalLM",
+        "Qwen3LLMForCausalLM",  # in Qwen 3 VL
     }
 )
 
@@ -46,17 +48,43 @@ _STATIC_ROPES = frozenset(
         "YaRNScalingRotaryEmbedding",
         "NTKScalingRotaryEmbedding",
         "Gemma4RotaryEmbedding",
+        # Those for images and text. A text's tokens have the same position three times.
+        "MRotaryEmbedding",
+        "MRotaryEmbeddingInterleaved",
     }
 )
+
+# Types of RoPE in a configuration whose angles change with the prompt's length.
+_MOVING_ROPES = frozenset({"dynamic", "longrope"})
 
 # Attention backends that keep K and V of a token and head next to each other.
 _PACKED_BACKENDS = frozenset({"FLASH_ATTN", "FLASHINFER", "TRITON_ATTN"})
 
 
+def text_model(model: Any) -> Any:
+    """Return the causal LM inside a model that reads images, too, or the model itself."""
+    inner = getattr(model, "get_language_model", None)
+    return model if inner is None else inner()
+
+
+def is_of_transformers(model: Any) -> bool:
+    """Return whether vLLM has no layers of its own for a model, and runs those of transformers."""
+    return type(model).__module__.startswith("vllm.model_executor.models.transformers")
+
+
 def decoder_layers(model: Any) -> list[Any]:
     """Return the decoder layers of a causal LM, or an empty list where they are not where they usually
     are."""
-    return list(getattr(getattr(model, "model", None), "layers", ()))
+    return list(getattr(getattr(text_model(model), "model", None), "layers", ()))
+
+
+def own_forward(model: Any, token_ids: torch.Tensor, positions: torch.Tensor) -> None:
+    """Run a causal LM's own forward, not compiled, over [n] tokens."""
+    if is_of_transformers(model):
+        rows = {"input_ids": token_ids[None], "position_ids": positions[None]}
+        model.model.forward(**rows, use_cache=False, return_dict=False)
+    else:
+        model.model.forward(token_ids, positions, None)
 
 
 def attention_of(layer: Any) -> Any | None:
@@ -88,8 +116,8 @@ def unsupported_reason(vllm_config: Any, runner: Any, model: Any) -> str | None:
     layers = decoder_layers(model)
     if not layers:
         return f"{type(model).__name__} has no model.layers"
-    if type(model).__module__.startswith("vllm.model_executor.models.transformers"):
-        return "vLLM has no layers of its own for it, and runs those of Transformers"
+    if is_of_transformers(model) and (rope := _moving_rope(vllm_config)):
+        return f"RoPE type {rope} changes with the prompt's length"
     for number, layer in enumerate(layers):
         reason = _unsupported_layer(layer)
         if reason:
@@ -103,6 +131,14 @@ def unsupported_reason(vllm_config: Any, runner: Any, model: Any) -> str | None:
     if any(_splits_blocks(group) for group in runner.attn_groups[0]):
         return "the attention backend splits KV blocks"
     return None
+
+
+def _moving_rope(vllm_config: Any) -> str | None:
+    """Return the type of a model's RoPE, of one layer type or of all, if it changes with a prompt's
+    length."""
+    given = getattr(vllm_config.model_config.hf_text_config, "rope_parameters", None) or {}
+    kinds = (one.get("rope_type") for one in (given, *given.values()) if isinstance(one, dict))
+    return next((kind for kind in kinds if kind in _MOVING_ROPES), None)
 
 
 def _splits_blocks(group: Any) -> bool:
@@ -149,6 +185,9 @@ def leave_rows_whole(model: Any) -> None:
 
 def rotate(rotary: Any, positions: torch.Tensor, heads: torch.Tensor) -> torch.Tensor:
     """Apply the model's own RoPE to [n, heads * head_size], in place where the platform's kernel is."""
+    if isinstance(rotary, MRotaryEmbedding):  # it takes no Q without K
+        _, rotated = rotary(positions, heads[:, : rotary.head_size].clone(), heads)
+        return rotated
     rotated, _ = rotary(positions, heads, None)
     return rotated
 

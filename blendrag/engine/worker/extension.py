@@ -14,14 +14,14 @@ from blendrag.engine.compat.connector import own_connector
 from blendrag.engine.compat.model import LoadedWorker, leave_rows_whole, unsupported_reason
 from blendrag.engine.compat.parallel import tensor_group
 from blendrag.engine.compat.platform import LOGGER, VLLM_VERSION, device_name
-from blendrag.engine.forward.decoder import make_decoder
+from blendrag.engine.forward.decoders import make_decoder
 from blendrag.engine.forward.paged import PagedCache
 from blendrag.engine.forward.prompt_forward import LoadedModel
 from blendrag.engine.forward.ranks import ALONE, SeveralRanks
 from blendrag.engine.wire import start_error
 from blendrag.engine.worker.connector import BlendConnector
 from blendrag.engine.worker.data_plane import DataPlane
-from blendrag.engine.worker.selfcheck import unfit_reason
+from blendrag.engine.worker.selfcheck import not_apart, unfit_reason
 from blendrag.errors import BlendragError
 
 # vLLM imports this module before a worker loads its model.
@@ -69,7 +69,10 @@ class BlendWorker:
         if facts["reason"]:
             return facts
         ranks = ALONE if size == 1 else SeveralRanks(tensor_group())
-        decoder = make_decoder(model, self.vllm_config)
+        try:
+            decoder = make_decoder(model, self.vllm_config)
+        except Exception as problem:  # whatever an unknown structure may do
+            return facts | {"reason": not_apart(problem)}
         cache = PagedCache(decoder.attentions, self.model_runner, worker.block_size)
         facts["reason"] = next(filter(None, ranks.everyone(unfit_reason(decoder, cache, ranks))), None)
         if facts["reason"]:

@@ -10,11 +10,12 @@ import numpy as np
 import torch
 
 from blendrag.attention.runs import dense_attention
-from blendrag.engine.compat.model import heads_of, kv_shape_of, layer_context, scores_of
-from blendrag.engine.forward.decoder import Decoder, Projected, tapped
+from blendrag.engine.compat.model import heads_of, kv_shape_of, layer_context, own_forward, scores_of
+from blendrag.engine.forward.decoder import Decoder
 from blendrag.engine.forward.indices import upload
 from blendrag.engine.forward.paged import PagedCache
 from blendrag.engine.forward.ranks import ALONE, Ranks
+from blendrag.engine.forward.whole_layers import attending
 from blendrag.engine.ingest.chunk_prefill import ChunkTokens, prefill_chunks
 
 # The tolerance for two orders of the same bfloat16 sums, over many layers; a forgotten multiplier or norm is
@@ -38,7 +39,7 @@ def unfit_reason(decoder: Decoder, cache: PagedCache, ranks: Ranks = ALONE) -> s
         # All sides of forward_errors attend the same way, so it does not see a wrong mask.
         error_of_mask = mask_error(decoder, cache, tokens=2048, share=0.25) if cache.by_kernel else 0.0
     except Exception as problem:  # whatever an unknown structure may do, it must not end the worker
-        return f"its layers cannot be run apart ({type(problem).__name__}: {problem})"
+        return not_apart(problem)
     if not error <= _FORWARD_TOLERANCE:
         return f"its layers, run apart, give other KV than its own forward (relative error {error:.2g})"
     if not error_of_shift <= _FORWARD_TOLERANCE:
@@ -48,44 +49,45 @@ def unfit_reason(decoder: Decoder, cache: PagedCache, ranks: Ranks = ALONE) -> s
     return None
 
 
+def not_apart(problem: Exception) -> str:
+    """Say that running a model's layers apart from its own forward raised this."""
+    return f"its layers cannot be run apart ({type(problem).__name__}: {problem})"
+
+
 @torch.inference_mode()
 def forward_errors(decoder: Decoder, cache: PagedCache) -> tuple[float, float]:
-    """Return the largest relative errors, over layers, of K and V of the probe, and of K that is moved as
-    stored K is: of our forward against the model's own, and of that one further on against itself at the
-    beginning, where positions that come in unseen by us show up."""
+    """Return the largest relative errors, over layers, of the probe's V, and K moved as stored K is: of our
+    forward against the model's own, and against that one further on, where positions that come in unseen by
+    us show up."""
+    ours = prefill_chunks(decoder, cache, [ChunkTokens("", tuple(_PROBE))])[0].to(cache.device)
     longest = decoder.vllm_config.model_config.max_model_len
-    first, moved = _own_forward(decoder, cache, 0)
-    second, moved_on = _own_forward(decoder, cache, min(_SHIFT, longest - len(_PROBE)))
-    ours = prefill_chunks(decoder, cache, [ChunkTokens("", tuple(_PROBE))])[0]
-    error, error_of_shift = (max(map(relative_error, found, first)) for found in (ours, second))
-    return max(error, moved), max(error_of_shift, moved_on)
+    begins = 0, min(_SHIFT, longest - len(_PROBE))
+    error, error_of_shift = (max(_own_forward(decoder, cache, ours, begin)) for begin in begins)
+    return error, error_of_shift
 
 
-def _own_forward(decoder: Decoder, cache: PagedCache, begin: int) -> tuple[list[torch.Tensor], float]:
+def _own_forward(decoder: Decoder, cache: PagedCache, ours: torch.Tensor, begin: int) -> list[float]:
     """Run the model's own forward over the probe, which begins at this position and sees only itself. Returns
-    K before RoPE and V by layer, and the largest relative error of moved K."""
+    the relative errors of ``ours``, [layers, 2, n, kv_heads, head_size], K before RoPE and V."""
     ids = torch.tensor(_PROBE, device=cache.device)
     positions = np.arange(ids.numel())
     there = upload(positions + begin, cache.device)
     pages = cache.scratch([ids.numel()])
     addresses, places = pages.addresses(positions), pages.places(positions)
-    found: dict[int, torch.Tensor] = {}
     errors: list[float] = []
 
-    def attend(layer: int, projected: Projected) -> torch.Tensor:
-        assert projected.raw_key is not None, "taps catch it"
-        found[layer] = torch.stack([projected.raw_key, projected.value]).cpu()
-        moved = decoder.rotate_keys(layer, there, projected.raw_key.clone())
-        errors.append(relative_error(moved, projected.key))
-        pages.write(layer, places, projected.key, projected.value)
-        return pages.attend(layer, projected.query, addresses)
+    def attend(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        moved = decoder.rotate_keys(layer, there, ours[layer, 0].clone())
+        errors.extend((relative_error(moved, key), relative_error(ours[layer, 1], value)))
+        pages.write(layer, places, key, value)
+        return pages.attend(layer, query, addresses)
 
     with ExitStack() as stack:
-        for layer in range(decoder.num_layers):
-            stack.enter_context(tapped(decoder, layer, partial(attend, layer)))
+        for layer, attention in enumerate(decoder.attentions):
+            stack.enter_context(attending(attention, partial(attend, layer)))
         stack.enter_context(layer_context(decoder.vllm_config, {}, {}, ids.numel()))
-        decoder.model.model.forward(ids, there, None)
-    return [found[layer] for layer in range(decoder.num_layers)], max(errors)
+        own_forward(decoder.model, ids, there)
+    return errors
 
 
 @torch.inference_mode()

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from blendrag.engine.compat.model import scores_of
-from blendrag.engine.forward.decoder import Decoder, KnownDecoder
+from blendrag.engine.forward.decoder import Decoder
+from blendrag.engine.forward.known_layers import KnownDecoder
 from blendrag.engine.ingest.chunk_prefill import ChunkTokens, prefill_chunks
 from blendrag.engine.worker.selfcheck import mask_error, relative_error
 from blendrag.lab.worker.operations import ModelCheck

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from blendrag.engine.forward.decoder import Decoder, WholeLayerDecoder
+from blendrag.engine.forward.decoder import Decoder
+from blendrag.engine.forward.whole_layers import WholeLayerDecoder
 from blendrag.engine.worker.selfcheck import forward_errors, unfit_reason
 from small_decoder import small_model
 

@@ -1,0 +1,42 @@
+"""The decoder for models whose layers are computed piece by piece."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from blendrag.engine.compat.model import normed
+from blendrag.engine.forward.decoder import Attention, Decoder, Projected, Rows
+
+
+class KnownDecoder(Decoder):
+    """The decoder for Llama, Mistral, Phi3, Qwen2 and Qwen3: dropped rows skip attention, output projection
+    and MLP."""
+
+    def prefill_layer(self, layer: int, rows: Rows, attention: Attention, raw_keys: bool = False) -> Rows:
+        block = self.layers[layer]
+        module = block.self_attn
+        x, residual = normed(block.input_layernorm, rows.states, rows.residual)
+        qkv, _ = module.qkv_proj(x)
+        query, key, value = qkv.split([module.q_size, module.kv_size, module.kv_size], dim=-1)
+        kv_shape = (x.shape[0], *self.kv_shape)
+        query, key, value = query.contiguous(), key.contiguous(), value.contiguous().view(kv_shape)
+        if hasattr(module, "q_norm"):
+            query, key = self._per_head(module.q_norm, query), self._per_head(module.k_norm, key)
+        raw_key = key.view(kv_shape).clone() if raw_keys else None
+        query, key = module.rotary_emb(rows.positions.device, query, key)
+        heads = query.view(query.shape[0], -1, module.head_dim)
+        done = attention(Projected(heads, key.view(kv_shape), value, raw_key))
+        if done.output is None:
+            return rows.at(done.kept)
+        positions = rows.positions
+        if done.kept is not None:
+            positions, residual = positions[done.kept], residual[done.kept.device]
+        x, _ = module.o_proj(done.output.view(len(positions), -1))
+        x, residual = normed(block.post_attention_layernorm, x, residual)
+        return Rows(positions, block.mlp(x), residual)
+
+    def _per_head(self, norm: Any, heads: torch.Tensor) -> torch.Tensor:
+        by_head: torch.Tensor = norm(heads.view(heads.shape[0], -1, self.kv_shape[1]))
+        return by_head.reshape(heads.shape)

@@ -1,0 +1,199 @@
+"""The decoder for models whose layers run whole, with their attention in our hands."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from blendrag.engine.compat.model import kv_shape_of, layer_context, norm_behind_rope, own_forward
+from blendrag.engine.forward.decoder import Attention, Decoder, Projected, Rows
+from blendrag.engine.forward.indices import Indices
+from blendrag.errors import ModelNotSupportedError
+
+# A function that is given a layer's Q, K and V, [rows, heads or kv_heads, head_size] each, and returns what
+# its attention gives, like Q.
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@contextmanager
+def attending(attention: Any, attend: Attend) -> Iterator[None]:
+    """Have ``attend`` compute what an attention module does."""
+
+    def forward(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> torch.Tensor:
+        kv_heads, size = kv_shape_of(attention)
+        heads = query.reshape(query.shape[0], -1, size).contiguous()
+        key, value = (part.reshape(-1, kv_heads, size).contiguous() for part in (key, value))
+        return attend(heads, key, value).reshape(heads.shape[0], -1)
+
+    attention.forward = forward
+    try:
+        yield
+    finally:
+        del attention.forward
+
+
+class WholeLayerDecoder(Decoder):
+    """The decoder for any model of vLLM's: each layer runs whole, its attention tapped. Dropped rows leave
+    after it.
+
+    How layers are called, and with which arguments, is learnt from the model's own calls of them.
+    """
+
+    def embed(self, token_ids: torch.Tensor, positions: Indices) -> Rows:
+        """Return what the model's own forward passes to its layers: embeddings may be scaled, for example."""
+        calls = self.calls(token_ids, positions.device)
+        more, self._others = [], []
+        for call in calls:
+            by_row = self._by_row(call, positions.device)
+            more.append(by_row)
+            self._others.append({n: v for n, v in call.items() if n not in {*self._given, *by_row}})
+        states: torch.Tensor = calls[0][self._states_name]
+        return Rows(positions, self._flat(states), None, tuple(more) if any(more) else ())
+
+    def calls(self, token_ids: torch.Tensor, positions: torch.Tensor) -> list[dict[str, Any]]:
+        """Return the arguments by name that the model's own forward gives to each of its layers. No layer is
+        computed."""
+        pairs = "residual" in inspect.signature(self.layers[0].forward).parameters
+        try:
+            found = self._recorded(token_ids, positions, pairs)
+        except (TypeError, ValueError):  # StableLM returns two parts of the residual stream, and takes one
+            found = self._recorded(token_ids, positions, not pairs)
+        self._learn(found[0], positions)
+        return found
+
+    def _recorded(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, pairs: bool
+    ) -> list[dict[str, Any]]:
+        """Record the calls. pairs: whether a layer returns the residual stream in two parts."""
+        found: list[dict[str, Any]] = []
+
+        def recorder(layer: Any) -> Callable[..., Any]:
+            signature = inspect.signature(layer.forward)
+
+            def record(*args: Any, **kwargs: Any) -> Any:
+                arguments = signature.bind(*args, **kwargs).arguments
+                others = arguments.pop(_var_keyword(signature), {})
+                found.append({**arguments, **others})
+                if len(found) == self.num_layers:
+                    raise _LastLayerReached
+                states = next(filter(_is_float, found[-1].values()))
+                return (states, states) if pairs else states
+
+            return record
+
+        for layer in self.layers:
+            layer.forward = recorder(layer)
+        try:
+            with layer_context(self.vllm_config, {}, {}, positions.numel()):
+                own_forward(self.model, token_ids, positions)
+        except _LastLayerReached:
+            pass
+        finally:
+            for layer in self.layers:
+                del layer.forward
+        if len(found) != self.num_layers:
+            raise ModelNotSupportedError("its forward does not run all of its layers")
+        return found
+
+    def _learn(self, call: Mapping[str, Any], positions: torch.Tensor) -> None:
+        at = [name for name, value in call.items() if value is positions]
+        states = [name for name, value in call.items() if _is_float(value) and name != "residual"]
+        if len(at) != 1 or not states:
+            raise ModelNotSupportedError(f"its layers take {', '.join(call)}")
+        self._positions_name, self._states_name = at[0], states[0]
+        self._takes_residual = "residual" in call
+
+    @property
+    def _given(self) -> Sequence[str]:
+        """Return the names of arguments that are not as they were in the model's own call."""
+        return self._positions_name, self._states_name, "residual"
+
+    def _by_row(self, call: Mapping[str, Any], positions: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the further arguments of a call that have a row for each of these positions."""
+        return {
+            name: value
+            for name, value in call.items()
+            if name not in self._given and _is_float(value) and value.shape[:1] == positions.shape
+        }
+
+    def _flat(self, states: torch.Tensor) -> torch.Tensor:
+        """Return the residual stream as [rows, hidden_size]."""
+        return states
+
+    def prefill_layer(self, layer: int, rows: Rows, attention: Attention, raw_keys: bool = False) -> Rows:
+        kept: list[Indices | None] = []
+
+        def for_all_rows(projected: Projected) -> torch.Tensor:
+            done = attention(projected)
+            kept.append(done.kept)
+            if done.output is None or done.kept is None:
+                return projected.query if done.output is None else done.output
+            every = torch.zeros_like(projected.query)  # what is dropped goes through the layer unused
+            every[done.kept.device] = done.output
+            return every
+
+        with (
+            self.tapped(layer, rows, for_all_rows),
+            layer_context(self.vllm_config, {}, {}, len(rows)),
+        ):
+            states, residual = self._run(layer, rows)
+        return Rows(rows.positions, states, residual, rows.more).at(kept[0])
+
+    def _run(self, layer: int, rows: Rows) -> tuple[torch.Tensor, torch.Tensor | None]:
+        arguments = {
+            self._positions_name: rows.positions.device,
+            self._states_name: rows.states,
+            **self._others[layer],
+            **(rows.more[layer] if rows.more else {}),
+        }
+        if self._takes_residual:
+            arguments["residual"] = rows.residual
+        out = self.layers[layer](**arguments)
+        return (out[0], out[1]) if isinstance(out, tuple) else (out, None)
+
+    @contextmanager
+    def tapped(self, layer: int, rows: Rows, attend: Callable[[Projected], torch.Tensor]) -> Iterator[None]:
+        """Have ``attend`` compute a layer's attention over these rows, [rows, heads, head_size]. A rotary
+        module that the layer does not call is forgotten."""
+        rotary, norm = self.rotaries[layer], norm_behind_rope(self.layers[layer])
+        raw_keys: list[torch.Tensor] = []
+
+        def before_rotary(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            raw_keys.append((args[2] if len(args) > 2 else kwargs["key"]).clone())
+
+        def project(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+            if hook is not None:
+                hook.remove()  # `attend` may move stored K by the same module
+            if not raw_keys:
+                self.rotaries[layer] = None
+                raw_keys.append(key.clone())
+            raw = raw_keys.pop().reshape(key.shape).contiguous()
+            if norm is not None:
+                raw = norm(raw.float()).to(raw.dtype)
+            return attend(Projected(query, key, value, raw))
+
+        hook = None if rotary is None else rotary.register_forward_pre_hook(before_rotary, with_kwargs=True)
+        try:
+            with attending(self.attentions[layer], project):
+                yield
+        finally:
+            if hook is not None:
+                hook.remove()
+
+
+class _LastLayerReached(Exception):
+    """The exception that ends the model's own forward where nothing more is to be learnt."""
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def _var_keyword(signature: inspect.Signature) -> str:
+    """Return the name of a function's ``**kwargs``; empty if it has none."""
+    kinds = {each.kind: each.name for each in signature.parameters.values()}
+    return kinds.get(inspect.Parameter.VAR_KEYWORD, "")
