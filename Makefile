@@ -3,10 +3,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 KERNEL := $(VENV)/kernel
 OLDEST := $(VENV)/oldest
+NEWEST := $(VENV)/newest
 # $(VENV) is made without byte code: where none may be written, every process would compile torch and vLLM anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-PARTS := kernel engines ranks models oldest large
+PARTS := kernel engines ranks models oldest newest large
 
 .NOTPARALLEL:
 .PHONY: help setup demo test nightly $(PARTS:%=nightly-%) gpu lint clean
@@ -22,6 +23,7 @@ help:
 	@echo "             ranks    several ranks, engines or API servers, which want all cores (with engines: 30 minutes)"
 	@echo "             models   many kinds of models; writes the table of docs/models.md (20 minutes)"
 	@echo "             oldest   the engine on the oldest vLLM that is promised (450 MB once, then a quarter of an hour)"
+	@echo "             newest   what is used of the newest vLLM that is promised is there (340 MB once, then seconds)"
 	@echo "             large    ten minutes of load, 10,000 malformed requests, a million texts, kills (22 minutes)"
 	@echo "make gpu     on a machine with a GPU: what runs there, with tables (28 minutes; STAGE=... for one stage)"
 	@echo "make lint    lint, type check and the order of packages only"
@@ -50,7 +52,7 @@ test: lint
 
 nightly: $(addprefix nightly-,$(or $(PART),$(PARTS)))
 
-$(KERNEL) $(OLDEST): $(VENV)/%: requirements/%.lock
+$(KERNEL) $(OLDEST) $(NEWEST): $(VENV)/%: requirements/%.lock
 	$(BIN)/python -m pip install -qq --no-deps --upgrade --target $@ -r $<
 	@touch $@
 
@@ -70,6 +72,10 @@ nightly-ranks nightly-large: nightly-%: setup
 nightly-models: setup
 	UPDATE_MODELS=1 $(BIN)/pytest -m nightly tests/unit/engine/test_structures.py
 	$(BIN)/pytest -m "nightly(part='models')" tests/engine
+
+nightly-newest: setup
+	@$(MAKE) --no-print-directory $(NEWEST)
+	PYTHONPATH="$(abspath $(NEWEST)):$$PYTHONPATH" $(BIN)/python tests/helpers/imported_names.py $(NEWEST)
 
 # In front of the other packages, which are new enough for it. Of tests that start engines of their own, those of
 # asynchronous claims. The functions by which three files lay out caches came later.

@@ -47,7 +47,8 @@ def main(out: str, *folders: str) -> None:
     torch.accelerator.empty_cache = lambda: None  # vLLM's loader calls it; a build for CPUs refuses
     with tempfile.TemporaryDirectory() as meeting, Path(out).open("w") as lines:
         for number, folder in enumerate(folders):
-            config = EngineArgs(folder, max_model_len=1024, enforce_eager=True).create_engine_config()
+            arguments = EngineArgs(folder, max_model_len=1024, enforce_eager=True, language_model_only=True)
+            config = arguments.create_engine_config()
             config.cache_config.block_size = _BLOCK_SIZE
             with set_current_vllm_config(config):
                 if not number:

@@ -41,7 +41,8 @@ _LOGITS_STD = 5.0
 class Shape:
     """title: the models that have it. config: transformers' class, with ``options`` over small sizes.
     reason: part of why it is not blended; None: it is. answers: whether it does on the CPU build of vLLM.
-    always: whether every run of the tests has it."""
+    always: whether every run of the tests has it. reader: of one that reads images, too, the class of the
+    whole configuration, and the rest of it."""
 
     title: str
     config: str
@@ -49,6 +50,7 @@ class Shape:
     reason: str | None = None
     answers: bool = True
     always: bool = False
+    reader: tuple[str, Mapping[str, Any]] | None = None
 
     def __str__(self) -> str:
         return self.title
@@ -61,12 +63,17 @@ class Shape:
         torch.manual_seed(0)
         options = {**_SMALL, "vocab_size": len(tokenizer), **self.options}
         config = getattr(transformers, self.config)(**options)
-        model = transformers.AutoModelForCausalLM.from_config(config)
+        loader: Any = transformers.AutoModelForCausalLM
+        if self.reader is not None:
+            whole, others = self.reader
+            config = getattr(transformers, whole)(text_config=config.to_dict(), **others)
+            loader = transformers.AutoModelForImageTextToText
+        model = loader.from_config(config)
         if self.reason is None:
             with torch.inference_mode():
                 grow = _LOGITS_STD / model(torch.arange(100, 164)[None]).logits.std()
                 if options["tie_word_embeddings"]:
-                    model.model.norm.weight += grow - 1  # of weights around 1, or those around 0
+                    model.get_decoder().norm.weight += grow - 1  # of weights around 1, or those around 0
                 else:
                     model.get_output_embeddings().weight *= grow
         model.to(torch.bfloat16).save_pretrained(folder)
@@ -113,6 +120,44 @@ _LLAMA3_ROPE = {
     "original_max_position_embeddings": 256,
 }
 _LLAMA4 = {"intermediate_size_mlp": 256, "interleave_moe_layer_step": 0, "moe_layers": []}
+_ROPE = {"rope_type": "default", "rope_theta": 1e6}
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e6,
+    "factor": 16.0,
+    "original_max_position_embeddings": 128,
+    "max_position_embeddings": 2048,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
+_VISION = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "patch_size": 14,
+}
+_PIXTRAL = {**_VISION, "image_size": 56, "head_dim": 16}
+_QWEN_VISION = {
+    "depth": 1,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_heads": 4,
+    "out_hidden_size": 128,
+    "fullatt_block_indexes": [0],
+    "deepstack_visual_indexes": [0],
+}
+_SIGNS = {"vision_start_token_id": 5, "vision_end_token_id": 6, "image_token_id": 7, "video_token_id": 8}
+_LLAMA4_VISION = {
+    **_VISION,
+    "image_size": 56,
+    "projector_input_dim": 64,
+    "projector_output_dim": 64,
+    "vision_output_dim": 64,
+}
 _DYNAMIC_ROPE = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
 _LONG_ROPE = {
     "rope_type": "longrope",
@@ -172,6 +217,50 @@ SHAPES = (
         "Command R 7B, Command A",
         "Cohere2Config",
         {"sliding_window_pattern": 2, "initializer_range": 0.3, **_WINDOWS},
+    ),
+    Shape(
+        "Mistral Small 3, Devstral",
+        "MistralConfig",
+        {"sliding_window": None},
+        always=True,
+        reader=("Mistral3Config", {"vision_config": _PIXTRAL, "image_token_index": 10}),
+    ),
+    Shape(
+        "Ministral 3",
+        "Ministral3Config",
+        {"sliding_window": None, "rope_parameters": _YARN},
+        reader=("Mistral3Config", {"vision_config": _PIXTRAL, "image_token_index": 10}),
+    ),
+    Shape(
+        "Gemma 3 with images",
+        "Gemma3TextConfig",
+        {"sliding_window_pattern": 2, **_GEMMA},
+        reader=("Gemma3Config", {"vision_config": {**_VISION, "image_size": 56}, "mm_tokens_per_image": 4}),
+    ),
+    Shape(
+        "Qwen 2.5 VL",
+        "Qwen2_5_VLTextConfig",
+        {"rope_parameters": {**_ROPE, "mrope_section": [4, 6, 6]}},
+        always=True,
+        reader=(
+            "Qwen2_5_VLConfig",
+            {"vision_config": _QWEN_VISION, **_SIGNS},
+        ),
+    ),
+    Shape(
+        "Qwen 3 VL",
+        "Qwen3VLTextConfig",
+        {"rope_parameters": {**_ROPE, "mrope_section": [6, 5, 5], "mrope_interleaved": True}},
+        reader=(
+            "Qwen3VLConfig",
+            {"vision_config": _QWEN_VISION, **_SIGNS},
+        ),
+    ),
+    Shape(
+        "Llama 4 with images",
+        "Llama4TextConfig",
+        {"attention_chunk_size": 128, **_LLAMA4},
+        reader=("Llama4Config", {"vision_config": _LLAMA4_VISION}),
     ),
     Shape("EXAONE 4", "Exaone4Config", {"sliding_window_pattern": 4, **_WINDOWS}),
     Shape(

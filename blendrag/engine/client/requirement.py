@@ -11,8 +11,9 @@ from packaging.specifiers import SpecifierSet
 from blendrag.errors import BlendragWarning, MissingDependencyError
 from blendrag.machine import installed_vllm
 
-TESTED = SpecifierSet(">=0.27,<0.33")
-"""The versions of vLLM that blendrag is tested with, and that its extras ask for."""
+TESTED = SpecifierSet(">=0.27,<0.34")
+"""The versions of vLLM that blendrag is tested with (docs/models.md says how), and that its extras ask
+for."""
 
 _WITH_PLUGINS = SpecifierSet(">=0.32")  # versions where a plugin's routes stand in for vLLM's own
 

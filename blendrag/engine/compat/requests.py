@@ -159,7 +159,10 @@ def has_other_than_text(messages: Any) -> bool:
 def content_parts() -> tuple[frozenset[str], frozenset[str]]:
     """Return the kinds of parts in a message that vLLM's server knows, and the keys by which it takes a part
     of any kind for an image and the like."""
-    from vllm.renderers.chat_utils import MM_PARSER_MAP, TEXT_PART_TYPES
+    try:  # from 0.33
+        from vllm.renderers.chat_utils.chat_message import MM_PARSER_MAP, TEXT_PART_TYPES
+    except ImportError:
+        from vllm.renderers.chat_utils import MM_PARSER_MAP, TEXT_PART_TYPES
 
     known = frozenset(MM_PARSER_MAP)
     return known, known - {"tool_reference", *TEXT_PART_TYPES}

@@ -4,9 +4,14 @@ that name, and builds for CPUs have another name."""
 from __future__ import annotations
 
 from vllm.entrypoints.cli.serve import ServeSubcommand
-from vllm.entrypoints.launchers.cli_args import make_arg_parser
-from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
 from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+try:  # from 0.33
+    from vllm.entrypoints.common.cli_args import make_arg_parser
+    from vllm.entrypoints.common.startup import cli_env_setup
+except ImportError:
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
 
 
 def main() -> None:

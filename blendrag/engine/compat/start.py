@@ -48,8 +48,9 @@ def keeps_kv(arguments: dict[str, Any]) -> bool:
 def server_options(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     """Return the arguments that vLLM's server reads from its command line, by name, and the words that it
     cannot use. Raises ConfigError for a value that it refuses."""
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    from blendrag.engine.compat.serve import make_arg_parser
 
     class Parser(FlexibleArgumentParser):
         def error(self, message: str) -> NoReturn:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from blendrag.engine.compat.model import has_known_parts, is_of_transformers
+from blendrag.engine.compat.model import has_known_parts, is_of_transformers, text_model
 from blendrag.engine.forward.decoder import Decoder
 from blendrag.engine.forward.known_layers import KnownDecoder
 from blendrag.engine.forward.transformers_layers import TransformersDecoder
@@ -15,4 +15,4 @@ def make_decoder(model: Any, vllm_config: Any) -> Decoder:
     """Return the piecewise decoder where the structure is known, else one for whole layers."""
     if is_of_transformers(model):
         return TransformersDecoder(model, vllm_config)
-    return (KnownDecoder if has_known_parts(model) else WholeLayerDecoder)(model, vllm_config)
+    return (KnownDecoder if has_known_parts(text_model(model)) else WholeLayerDecoder)(model, vllm_config)
