@@ -45,11 +45,16 @@ case "$made" in
 esac
 
 # On Linux a plain `torch` may be a CUDA build. Ask for the CPU build by name, first where pip looks anyway.
+build=""
 if [[ $(uname) == Linux ]]; then
-    torch="$(grep '^torch==' requirements/cpu.lock)+cpu"
+    build=+cpu
+    torch="$(grep '^torch==' requirements/cpu.lock)$build"
     install "$torch" 2>/dev/null || install "$torch" -i "$CPU_WHEELS" ||
         fail "cannot install $torch, neither from pip's own index nor from $CPU_WHEELS"
 fi
+vision="$(grep '^torchvision==' requirements/images.lock)$build"
+install "$vision" 2>/dev/null || install "$vision" -i "$CPU_WHEELS" --retries 0 2>/dev/null ||
+    echo "setup: $vision is not to be had here: models that read images, too, will not start" >&2
 for lock in requirements/{cpu,integrations,dev}.lock; do
     install -r "$lock" || fail "cannot install $lock; pip's message is above"
 done

@@ -157,14 +157,16 @@ def serve_command(
 
     Raises ConfigError for what a server cannot have, and for options that neither blendrag nor vLLM knows.
     """
-    from blendrag.engine.compat.start import keeps_kv
+    from blendrag.engine.compat.start import unconnected
 
     _check(settings, bool(keys))
     args = engine_args(settings, model, SERVING, on_cpu)
-    if not keeps_kv(args):
-        raise ConfigError(f"{settings.model} keeps a state instead of KV, and is not blended: use vllm serve")
+    if reason := unconnected(args):
+        raise ConfigError(f"{settings.model} is not blended ({reason}): use vllm serve")
     for name in ("use_tqdm_on_load", "disable_log_stats", "logits_processors"):
         args.pop(name, None)
+    if "language_model_only" not in settings.engine_args:
+        del args["language_model_only"]  # its clients may send images
     connector = connector_args(settings, sealed=True)
     args |= {"kv_transfer_config": connector, "enable_prompt_tokens_details": True}
     asked = _checked_options(more, args.keys(), bool(keys)) | args

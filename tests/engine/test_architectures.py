@@ -10,7 +10,7 @@ import pytest
 from blendrag.engine.client.generation import Sampling
 from blendrag.lab.doctor import REUSE, run_doctor
 from blendrag.lab.running import lab_engine
-from model_shapes import SHAPES, Shape, check_page
+from model_shapes import SHAPES, Shape, check_page, provide_torchvision
 
 pytestmark = [pytest.mark.own_engine, pytest.mark.nightly]
 
@@ -23,8 +23,9 @@ FOUR = Sampling(max_tokens=4, other={"ignore_eos": True})
 
 @pytest.mark.parametrize("shape", ALL)
 def test_structure_is_blended_rightly_or_refused_with_its_reason(
-    shape: Shape, tmp_path: Path, tokenizer: Any
+    shape: Shape, tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    provide_torchvision(monkeypatch)
     settings = shape.settings(tmp_path, tokenizer)
     engine = lab_engine(settings)
     try:

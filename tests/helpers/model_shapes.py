@@ -8,14 +8,18 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from blendrag.lab.doctor import DoctorReport
 from blendrag.settings import Settings
 from places import DOCS
 
 UPDATE = "UPDATE_MODELS"
+_NAMES_ALONE = Path(__file__).with_name("without_images")
 PAGE = DOCS / "models.md"
 _BEGIN, _END = "<!-- table: models -->\n", "<!-- end -->"
 _HEAD = "| models | class in vLLM | served | besides the causal mask |\n|---|---|---|---|\n"
@@ -79,6 +83,14 @@ class Shape:
         model.to(torch.bfloat16).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         return Settings.load(model=str(folder), max_model_len=1024, kv_cache_gib=1)
+
+
+def provide_torchvision(patch: pytest.MonkeyPatch) -> None:
+    """Where torchvision's build for CPUs is not to be had: the names that vLLM imports of it, here and in
+    processes that are started. Texts need no more."""
+    if find_spec("torchvision") is None:
+        patch.syspath_prepend(_NAMES_ALONE)
+        patch.setenv("PYTHONPATH", f"{_NAMES_ALONE}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
 
 
 def check_page(shape: Shape, report: DoctorReport) -> None:

@@ -42,7 +42,12 @@ _RENAMED = {
 }
 _RENAMED_ON_CPU = {"kv_cache_memory_bytes": "kv_cache_gib"}
 # Arguments whose defaults differ from vLLM's.
-_DEFAULTED = frozenset({"enable_prefix_caching", "enforce_eager", "max_num_seqs", "tensor_parallel_size"})
+_DEFAULTED = frozenset(
+    {
+        "enable_prefix_caching", "enforce_eager", "language_model_only", "max_num_seqs",
+        "tensor_parallel_size",
+    }
+)  # fmt: skip
 # Arguments that would replace blendrag's connector.
 _CONNECTORS = frozenset({"kv_transfer_config", "kv_offloading_size", "kv_offloading_backend"})
 # Arguments with which the same folder holds another model, whose KV would be taken for this one's, has
@@ -222,6 +227,7 @@ def engine_args(
         "enable_prefix_caching": True,
         "disable_log_stats": False,  # the metrics need them; the log itself begins at level INFO
         "use_tqdm_on_load": False,
+        "language_model_only": True,  # no part for images is loaded, nor what reads them
         # The one of vLLM's backends that supports most of JSON schema. It allows no white space in objects.
         "structured_outputs_config": {
             "backend": "guidance",

@@ -21,7 +21,7 @@ from vllm.v1.kv_cache_interface import SlidingWindowSpec
 from blendrag.attention.runs import Runs
 from blendrag.attention.scores import Scores
 from blendrag.engine.compat.parallel import divided_otherwise
-from blendrag.engine.compat.platform import PLAIN_KV, is_cpu
+from blendrag.engine.compat.platform import FP8_KV, PLAIN_KV, is_cpu
 
 # Structures that `known_layers.KnownDecoder` computes piecewise; anything else goes through whole layers.
 KNOWN_ARCHITECTURES = frozenset(
@@ -111,8 +111,6 @@ def unsupported_reason(vllm_config: Any, runner: Any, model: Any) -> str | None:
     """Return why this model cannot be blended, or None."""
     if reason := divided_otherwise(vllm_config.parallel_config):
         return reason
-    if vllm_config.speculative_config:
-        return "speculative decoding cannot be combined with blending"
     layers = decoder_layers(model)
     if not layers:
         return f"{type(model).__name__} has no model.layers"
@@ -153,8 +151,8 @@ def _unsupported_layer(layer: Any) -> str | None:
         return "it has no single attention module (MLA, Mamba and hybrid layers are not blended)"
     if attention.attn_type != AttentionType.DECODER or attention.kv_sharing_target_layer_name:
         return "its attention is not plain causal self-attention"
-    if attention.kv_cache_dtype not in PLAIN_KV:
-        return f"its KV cache is quantised (kv_cache_dtype {attention.kv_cache_dtype})"
+    if attention.kv_cache_dtype not in PLAIN_KV | FP8_KV:
+        return f"how its KV cache is quantised is not known (kv_cache_dtype {attention.kv_cache_dtype})"
     if attention.attn_backend.forward_includes_kv_cache_update:
         return f"backend {attention.attn_backend.get_name()} does not write KV separately"
     if rotary is not None and type(rotary).__name__ not in _STATIC_ROPES:
@@ -217,17 +215,46 @@ def scores_of(attention: Any) -> Scores | None:
 
 def key_value_of(attention: Any, cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Return K and V in the paged ``cache`` of an attention module, or in one like it: views, [blocks,
-    block_size, kv_heads, head_size] each. None if the layout is not known, or K and V are quantized.
+    block_size, kv_heads, head_size] each, to be multiplied by :func:`scales_of`. None if the layout is not
+    known.
 
     Since vLLM 0.26 these backends agree on [blocks, kv_heads, block_size, K and V]; strides tell NHD, HND and
     layouts that join layers apart.
     """
     shape = (attention.num_kv_heads, cache.shape[-2], 2 * attention.head_size)
     known = attention.attn_backend.get_name() in _PACKED_BACKENDS and tuple(cache.shape[1:]) == shape
-    if not known or cache.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+    fp8 = _fp8_of(attention)
+    if not known or (fp8 is None and cache.dtype not in (torch.float32, torch.bfloat16, torch.float16)):
         return None
+    if fp8 is not None:
+        cache = cache.view(fp8)
     key, value = cache.transpose(1, 2).split(attention.head_size, dim=-1)
     return key, value
+
+
+def _fp8_of(attention: Any) -> torch.dtype | None:
+    """Return the type in which an attention module's cache holds K and V; None if it is that of the model."""
+    if attention.kv_cache_dtype not in FP8_KV:
+        return None
+    return torch.float8_e5m2 if attention.kv_cache_dtype == "fp8_e5m2" else torch.float8_e4m3fn
+
+
+def scales_of(attention: Any) -> tuple[float, float] | None:
+    """Return by what K and V in an attention module's cache are to be multiplied; None: by nothing."""
+    return None if _fp8_of(attention) is None else (attention._k_scale_float, attention._v_scale_float)
+
+
+def exactly_kept(attention: Any, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return K and V that are near these, and that an attention module's cache holds without rounding: how it
+    rounds depends on the device."""
+    fp8, scales = _fp8_of(attention), scales_of(attention)
+    if fp8 is None or scales is None:
+        return key, value
+    kept = (
+        ((part.float() / scale).to(fp8).float() * scale).to(part.dtype)
+        for part, scale in zip((key, value), scales, strict=True)
+    )
+    return next(kept), next(kept)
 
 
 def block_format(attentions: Sequence[Any]) -> str:

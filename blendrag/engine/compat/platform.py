@@ -8,12 +8,15 @@ from vllm import __version__ as VLLM_VERSION
 from vllm import envs
 from vllm.platforms import current_platform
 
-__all__ = ["LOGGER", "PLAIN_KV", "VLLM_VERSION", "device_name", "front_end_in_rust", "is_cpu"]
+__all__ = ["FP8_KV", "LOGGER", "PLAIN_KV", "VLLM_VERSION", "device_name", "front_end_in_rust", "is_cpu"]
 
 LOGGER = logging.getLogger("vllm")  # the parent of all of vLLM's own
 
 # Settings of a KV cache that stores numbers as they are computed.
 PLAIN_KV = frozenset({"auto", "float16", "bfloat16"})
+
+# Those of one that stores them in eight bits, K and V of a layer with a scale each.
+FP8_KV = frozenset({"fp8", "fp8_e4m3", "fp8_e5m2"})
 
 
 def is_cpu() -> bool:

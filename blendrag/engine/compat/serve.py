@@ -14,6 +14,9 @@ except ImportError:
     from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
 
 
+__all__ = ["main", "make_arg_parser"]
+
+
 def main() -> None:
     """Run the command line as vLLM's own ``main`` does."""
     cli_env_setup()

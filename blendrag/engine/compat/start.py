@@ -23,26 +23,30 @@ def argument_names() -> frozenset[str]:
 
 
 def start_llm(arguments: dict[str, Any], connector: dict[str, Any]) -> Any:
-    """Start an ``AsyncLLM`` and its processes. Blocks until they are ready, or raises vLLM's error.
-
-    Models that keep a state instead of KV, in some or all layers, get no connector: they are not blended, and
-    vLLM starts them only with a connector that tells groups of layers apart.
-    """
+    """Start an ``AsyncLLM`` and its processes. Blocks until they are ready, or raises vLLM's error. Models
+    that :func:`unconnected` names get no connector."""
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
     args = AsyncEngineArgs(**arguments)
-    if keeps_kv(arguments):
+    if unconnected(arguments) is None:
         args.kv_transfer_config = KVTransferConfig(**connector)
     return AsyncLLM.from_engine_args(args)
 
 
-def keeps_kv(arguments: dict[str, Any]) -> bool:
-    """Return whether all layers of the model that these engine arguments name keep KV."""
+def unconnected(arguments: dict[str, Any]) -> str | None:
+    """Return why vLLM starts the model that these engine arguments name only with a connector that tells
+    groups of layers apart, which ours does not; None if it starts with ours. Such models are not blended."""
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     model = AsyncEngineArgs(**arguments).create_model_config()
-    return not (model.is_hybrid or model.is_attention_free)
+    if model.is_hybrid or model.is_attention_free:
+        return "it keeps a state instead of KV"
+    text = model.hf_text_config
+    sizes = {getattr(text, name, None) for name in ("head_dim", "global_head_dim")} - {None}
+    if getattr(text, "num_kv_shared_layers", 0) and len(sizes) > 1:
+        return "its layers share KV of several shapes"
+    return None
 
 
 def server_options(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:

@@ -7,7 +7,7 @@ position in a sequence, never by block, slot or layout.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -23,6 +23,7 @@ from blendrag.engine.compat.model import (
     cache_of,
     key_value_of,
     name_of,
+    scales_of,
     scores_of,
     scratch_cache,
     write_kv,
@@ -62,6 +63,8 @@ class PagedCache:
     def readable(self) -> bool:
         """Return whether K and V can be read back (:meth:`Pages.read`)."""
         first = self.attentions[0]
+        if scales_of(first) is not None:  # what it holds is rounded
+            return False
         return key_value_of(first, first.kv_cache) is not None or self.order is not None
 
     @property
@@ -168,7 +171,11 @@ class Pages:
             return attend(attention, query, memory, addresses[name_of(attention)])
         scores, key_value = scores_of(attention), key_value_of(attention, memory)
         assert scores is not None and key_value is not None, "such a model is not blended"
-        return paged_attention(query, *key_value, addresses, scores)
+        scales = scales_of(attention)
+        if scales is None:
+            return paged_attention(query, *key_value, addresses, scores)
+        scores = replace(scores, scale=scores.scale * scales[0])
+        return paged_attention(query, *key_value, addresses, scores) * scales[1]
 
     @property
     def readable(self) -> bool:
