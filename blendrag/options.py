@@ -22,7 +22,7 @@ class Step(NamedTuple):
 
 
 STEPS: dict[Quality, Step] = {
-    "fast": Step("last", 0.04),
+    "fast": Step("query", 0.06),
     "balanced": Step("query", 0.15),
     "close": Step("query", 0.3),
 }
@@ -47,7 +47,7 @@ class BlendOverrides(BaseModel):
         default=None, description="False prefills every prompt plainly, for comparison."
     )
     selector: str | None = Field(
-        default=None, description="Which cached tokens are recomputed: last, hkvd@0.15:metric=k, ..."
+        default=None, description="Which cached tokens are recomputed: query, hkvd@0.15:metric=k, ..."
     )
     recompute_ratio: float | None = Field(default=None, description="Share of the cached tokens that are.")
     kv_budget: int | str | None = Field(

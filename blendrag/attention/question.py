@@ -18,17 +18,16 @@ def question_attention(
     fresh: torch.Tensor,
     scores: Scores,
 ) -> torch.Tensor:
-    """Return one layer's softmax mass on each cached token, summed over heads: that of all the question's
-    rows, and that of the last one.
+    """Return one layer's softmax mass on each cached token, summed over heads and the question's rows.
 
     query: [m, heads, d] at ascending ``positions`` [m], all of them behind what is cached. cached_key:
     [n, kv_heads, d] at ``cached`` [n]; fresh_key: [f, kv_heads, d] at ``fresh`` [f], the question's own among
-    them; all rotated. Returns [2, n] float32, zeros for m = 0. Computed in bands of rows, in the type of the
+    them; all rotated. Returns [n] float32, zeros for m = 0. Computed in bands of rows, in the type of the
     keys but for what follows the products.
     """
     kv_heads, group = cached_key.shape[1], query.shape[1] // cached_key.shape[1]
     n = cached_key.shape[0]
-    mass = torch.zeros(2, n, dtype=torch.float32, device=cached_key.device)
+    mass = torch.zeros(n, dtype=torch.float32, device=cached_key.device)
     old, new = cached_key.permute(1, 2, 0), fresh_key.permute(1, 2, 0)  # [kv_heads, d, n], [kv_heads, d, f]
     keys = torch.cat([cached, fresh])
     masked = n if scores.window is None else 0  # only windows hide cached tokens
@@ -45,7 +44,5 @@ def question_attention(
         if scores.sinks is not None:
             sinks = scores.sinks.float().view(kv_heads, group, 1, 1).expand(-1, -1, at.numel(), 1)
             products = torch.cat([products, sinks], dim=-1)
-        shares = products.softmax(-1)
-        mass[0] += shares.sum((0, 1, 2))[:n]
-        mass[1] = shares[:, :, -1].sum((0, 1))[:n]
+        mass += products.softmax(-1).sum((0, 1, 2))[:n]
     return mass

@@ -29,8 +29,6 @@ class CachedTokens:
     attention: [n] float32, softmax mass that the question's tokens put on each cached token over reused KV,
         summed over heads, question tokens and the upper half of the layers; None unless the selector reads
         the question.
-    last: [n] float32, the part of ``attention`` that the prompt's last token pays.
-    runs: [n] int64, place of each token in its run of cached tokens without others between them.
     """
 
     offsets: torch.Tensor
@@ -39,8 +37,6 @@ class CachedTokens:
     deviation: torch.Tensor | None = None
     norm: float = 1.0
     attention: torch.Tensor | None = None
-    last: torch.Tensor | None = None
-    runs: torch.Tensor | None = None
 
 
 class Selector(ABC):

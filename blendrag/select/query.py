@@ -26,7 +26,7 @@ class Query(StaticSelector, RankedSelector):
     reads_question = True
     arguments: ClassVar[Mapping[str, Reader]] = {**Selector.arguments, "shift": yes_or_no}
 
-    def __init__(self, ratio: float, shift: bool = False, **others: Any) -> None:
+    def __init__(self, ratio: float, shift: bool = True, **others: Any) -> None:
         super().__init__(ratio, **others)
         self.shifts = shift
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from blendrag.choice import Choice
 from blendrag.errors import ConfigError
 from blendrag.options import BlendOptions
-from blendrag.select import gradual, hkvd, last, query, static  # noqa: F401  (they register)
+from blendrag.select import gradual, hkvd, query, static  # noqa: F401  (they register)
 from blendrag.select.interface import SELECTORS, Selector
 
 

@@ -23,7 +23,7 @@ TEXT = Sampling(max_tokens=16, logprobs=20)
 
 @pytest.mark.parametrize(
     "options",
-    [{"ratio": 1.0}, *({"ratio": 0.999, "selector": name} for name in ("hkvd", "hkvd:metric=kv", "last"))],
+    [{"ratio": 1.0}, *({"ratio": 0.999, "selector": name} for name in ("hkvd", "hkvd:metric=kv", "query"))],
 )
 def test_recomputing_every_token_gives_full_prefills_answer(bench: Bench, options: dict[str, Any]) -> None:
     prompt = bench.prompt(bench.pieces[:5])  # 0.999 of them rounds to all, chosen at the check layer

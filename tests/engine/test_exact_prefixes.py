@@ -148,7 +148,7 @@ def test_restored_blocks_are_the_same_bytes(rig: Rig, tmp_path: Path) -> None:
     rig.client = TreeClient.open(rig.bench.engine, rig.root, rig.identity, DISK)
 
 
-@pytest.mark.parametrize("selector", ["hkvd", "last", "first_k"])
+@pytest.mark.parametrize("selector", ["hkvd", "query", "first_k"])
 def test_mixed_prompt_gives_the_answer_of_full_prefill(rig: Rig, selector: str) -> None:
     """At ratio 1. Tokens of the exact head are neither computed nor repaired; without it, all is blended."""
     pieces = rig.bench.pieces

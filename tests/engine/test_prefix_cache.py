@@ -60,7 +60,7 @@ def test_blend_that_fails_leaves_no_block_that_spoils_the_next_answer(bench: Ben
     assert again.token_ids == full.token_ids and distance(full, again) < 2e-3
 
 
-@pytest.mark.parametrize("selector", ["last", "hkvd", "first_k"])
+@pytest.mark.parametrize("selector", ["query", "hkvd", "first_k"])
 def test_next_turn_of_a_chat_is_a_prefix_hit(bench: Bench, selector: str) -> None:
     prompt = bench.prompt(bench.pieces[:5]).fresh(bench.pieces[9].token_ids)
     first = bench.blended(prompt, TEXT, selector=selector)
@@ -69,7 +69,7 @@ def test_next_turn_of_a_chat_is_a_prefix_hit(bench: Bench, selector: str) -> Non
     assert answer.report is None and answer.prefix_tokens > prompt.spans[-1][1] + CHUNK_TOKENS
 
 
-@pytest.mark.parametrize("selector", ["last", "hkvd", "first_k"])
+@pytest.mark.parametrize("selector", ["query", "hkvd", "first_k"])
 def test_document_that_joins_a_chat_leaves_those_before_it_as_they_are(bench: Bench, selector: str) -> None:
     options: dict[str, Any] = {"ratio": 0.999, "selector": selector}
     prompt = bench.prompt(bench.pieces[:5]).fresh(bench.pieces[9].token_ids)
@@ -80,7 +80,7 @@ def test_document_that_joins_a_chat_leaves_those_before_it_as_they_are(bench: Be
     joined = bench.engine.generate(later.token_ids, FIRST, bench.recipe(later, **options))
     assert joined.report and joined.report.prefix > prompt.spans[-1][1] + CHUNK_TOKENS
     assert joined.report.recomputed == joined.report.cached == 2 * CHUNK_TOKENS
-    assert sum(joined.report.tiers.values()) == (7 if selector == "last" else 2)
+    assert sum(joined.report.tiers.values()) == (7 if selector == "query" else 2)
     assert distance(bench.plain(later), joined) < 2e-3
 
 

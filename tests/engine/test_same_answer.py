@@ -13,7 +13,13 @@ from workbench import FIRST, Bench, Prompt
 pytestmark = pytest.mark.engine
 
 TEXT = Sampling(max_tokens=12, logprobs=5)
-OPTIONS = [{"selector": "last"}, {"selector": "query"}, {"selector": "hkvd"}, {"ratio": 1.0}, {"ratio": 0.0}]
+OPTIONS = [
+    {"selector": "query:shift=no"},
+    {"selector": "query"},
+    {"selector": "hkvd"},
+    {"ratio": 1.0},
+    {"ratio": 0.0},
+]
 
 
 def distance(one: Delta, other: Delta) -> float:

@@ -66,7 +66,7 @@ async def begun(bench: Bench, prompt: Prompt, pieces: list[Delta], tokens: int) 
     return task
 
 
-@pytest.mark.parametrize("selector", ["hkvd", "gradual", "first_k", "query", "last"])
+@pytest.mark.parametrize("selector", ["hkvd", "gradual", "first_k", "query"])
 def test_blend_beside_an_answer_gives_what_it_gives_alone(bench: Bench, selector: str) -> None:
     prompt = bench.prompt(bench.pieces[:8])
     whole = bench.blended(prompt, selector=selector, ratio=0.2)
@@ -133,7 +133,7 @@ def test_chunk_that_is_prefilled_in_slices_has_the_same_kv(own_bench: Bench) -> 
     assert distance(own_bench.blended(prompt, ratio=0.0), whole) < 1e-3
 
 
-@pytest.mark.parametrize("selector", ["hkvd", "last"])
+@pytest.mark.parametrize("selector", ["hkvd", "query"])
 def test_running_answer_does_not_wait_for_a_slow_disk(bench: Bench, tmp_path: Path, selector: str) -> None:
     slow = [{"kind": "disk", "throttle": 2_000_000}]
     own = replace(bench, root=tmp_path / "slow", pieces=bench.pieces[:4]).open(stack=slow)

@@ -35,7 +35,7 @@ pytestmark = [
 
 PROMPTS = 20
 TEXT = Sampling(max_tokens=32, other={"ignore_eos": True})
-SELECTORS = ("hkvd", "last")
+SELECTORS = ("hkvd", "query")
 EXTENSION = WorkerExtension("watched_ranks.WatchedRank")
 
 

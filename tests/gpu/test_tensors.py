@@ -191,7 +191,7 @@ def test_scores_of_a_gpu_lead_selectors_to_the_same_tokens(tables: Tables, lengt
         cached = stored.to(device), torch.arange(length, device=device)
         own = asking.to(device), at.to(device)
         scores = Scores(SIZE**-0.5)
-        return question_attention(query.to(device), at.to(device), *cached, *own, scores)[0].cpu()
+        return question_attention(query.to(device), at.to(device), *cached, *own, scores).cpu()
 
     # Sums in float32; and a softmax of what was rounded to the type of the keys, summed.
     for name, scores, limit in (("hkvd", deviates, 1e-5), ("query", attends, 16 * EPS)):

@@ -21,6 +21,4 @@ def tokens_of(lengths: list[int], seed: int = 0) -> CachedTokens:
         torch.rand(total, generator=generator),
         norm=2.0,
         attention=torch.rand(total, generator=generator),
-        last=torch.rand(total, generator=generator),
-        runs=torch.arange(total),
     )

@@ -328,19 +328,12 @@ class RequestBlend:
             question = self._order.recipe.cached_end  # where it begins, whatever documents are there
             reading = replace(forward, tokens=asking, note=None)  # the second pass notes the same rows again
             asked = yield from QuestionPass(reading, StoredKV(reading, layers), question).run()
-        self._attention = _shares([opened.head.key for _, opened in chunks], asking, asked.question)
+        self._attention = _shares([opened.head.key for _, opened in chunks], asking, asked)
         # No repair changes what stands before all cached tokens.
         tokens = forward.tokens.behind(max(begin, int(forward.tokens.cached[0])))
         left = torch.from_numpy(np.isin(asking.cached, tokens.cached))
-        offsets, lengths, runs = map(torch.from_numpy, (tokens.offsets, tokens.lengths, tokens.runs))
-        candidates = CachedTokens(
-            offsets,
-            lengths,
-            tokens.cached.size,
-            runs=runs,
-            attention=asked.question[left],
-            last=asked.last[left],
-        )
+        offsets, lengths = map(torch.from_numpy, (tokens.offsets, tokens.lengths))
+        candidates = CachedTokens(offsets, lengths, tokens.cached.size, attention=asked[left])
         chosen = self._ranks.choose(tokens.cached[selector.select(0, candidates).numpy()])
         self._answered = chosen
         forward = replace(forward, tokens=tokens)

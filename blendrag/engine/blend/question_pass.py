@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,14 +21,6 @@ from blendrag.engine.forward.indices import Indices, upload
 from blendrag.engine.forward.prompt_forward import PromptForward
 
 
-class QuestionAttention(NamedTuple):
-    """The attention, [cached] float32, that the question's tokens, all of them or the last, pay to each
-    cached token."""
-
-    question: torch.Tensor
-    last: torch.Tensor
-
-
 class QuestionPass:
     """A pass with full reuse of KV, which notes the question's attention to each cached token.
 
@@ -41,14 +32,14 @@ class QuestionPass:
         tokens, decoder = forward.tokens, forward.decoder
         # Layers whose scores are not known, which happens on a CPU only, are read as plain products.
         self._scores = [scores_of(each) or Scores(scale_of(each)) for each in decoder.attentions]
-        self._mass = torch.zeros(2, tokens.cached.size, device=forward.device)
+        self._mass = torch.zeros(tokens.cached.size, device=forward.device)
         self._cached = upload(tokens.cached, forward.device)
         self._fresh = Indices.of(tokens.fresh, forward.device)
         shape = (tokens.fresh.size, *decoder.kv_shape)
         self._fresh_key = torch.empty(shape, dtype=decoder.dtype, device=forward.device)
 
-    def run(self) -> Generator[None, None, QuestionAttention]:
-        """Return the attention to the cached tokens, on the CPU, summed over layers: without those below the
+    def run(self) -> Generator[None, None, torch.Tensor]:
+        """Return the attention, [cached] float32, to the cached tokens, on the CPU, summed over layers: without those below the
         middle, since they tell less (docs/results.md), and without the last, which has no output here."""
         forward = self._forward
         self._stored.begin(0)
@@ -59,7 +50,7 @@ class QuestionPass:
             rows = yield from forward.layer(layer, rows, partial(self._note, layer, moved[0]))
         mass = forward.pace.ranks.sum(self._mass).cpu()
         forward.watch.select_s = forward.watch.total_s - forward.watch.load_s
-        return QuestionAttention(*mass)
+        return mass
 
     def _note(self, layer: int, cached_key: torch.Tensor, positions: Indices, projected: Projected) -> None:
         last = self._forward.decoder.num_layers - 1
@@ -72,8 +63,6 @@ class QuestionPass:
         if first < len(positions):  # otherwise none of them asks
             query, at = projected.query[first:], positions.device[first:]
             fresh_key, fresh = self._fresh_key[:end], self._fresh.device[:end]
-            mass = question_attention(
+            self._mass += question_attention(
                 query, at, cached_key, self._cached, fresh_key, fresh, self._scores[layer]
             )
-            of = 2 if end == len(self._fresh) else 1  # the last token is among the last piece's rows
-            self._mass[:of] += mass[:of]

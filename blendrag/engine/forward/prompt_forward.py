@@ -38,15 +38,13 @@ class PromptTokens:
     """A prompt's tokens, and which of them have stored KV. On the host.
 
     ids: [n]. cached: [c] positions, ascending. offsets, lengths: [c], the place of each cached token in its
-    chunk, and the chunk's length. runs: [c], its place in the run of cached tokens that it stands in. fresh:
-    [f] positions, ascending, of tokens that are always computed.
+    chunk, and the chunk's length. fresh: [f] positions, ascending, of tokens that are always computed.
     """
 
     ids: Ints
     cached: Ints
     offsets: Ints
     lengths: Ints
-    runs: Ints
     fresh: Ints
 
     @classmethod
@@ -55,9 +53,7 @@ class PromptTokens:
         cached = np.concatenate([np.arange(s.start, s.end) for s in spans] or none)
         offsets = np.concatenate([np.arange(s.length) for s in spans] or none)
         lengths = np.concatenate([np.full(s.length, s.length) for s in spans] or none)
-        begins = np.flatnonzero(np.diff(cached, prepend=-2) != 1)
-        runs = np.arange(len(cached)) - np.repeat(begins, np.diff(begins, append=len(cached)))
-        return cls(np.array(ids), cached, offsets, lengths, runs, np.delete(np.arange(len(ids)), cached))
+        return cls(np.array(ids), cached, offsets, lengths, np.delete(np.arange(len(ids)), cached))
 
     def behind(self, position: int) -> Self:
         """Return only the tokens at this position and behind it."""
@@ -67,7 +63,6 @@ class PromptTokens:
             cached=self.cached[left],
             offsets=self.offsets[left],
             lengths=self.lengths[left],
-            runs=self.runs[left],
             fresh=self.fresh[self.fresh >= position],
         )
 

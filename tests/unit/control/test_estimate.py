@@ -126,4 +126,4 @@ def test_loading_that_no_selector_waits_for_is_not_added(ratio: float) -> None:
 
 def test_no_selector_that_reads_the_question_is_taken_for_a_pipelined_one() -> None:
     for name in SELECTORS:
-        assert Estimator.of(make_profile(selector=name)).reads_question == (name in ("query", "last")), name
+        assert Estimator.of(make_profile(selector=name)).reads_question == (name == "query"), name

@@ -16,7 +16,7 @@ BLOCK = 32
 
 
 @pytest.mark.parametrize("written", range(BLOCK, 8 * BLOCK, BLOCK))
-@pytest.mark.parametrize("selector", ["query", "last", "none", "all"])
+@pytest.mark.parametrize("selector", ["query", "query:shift=no", "none", "all"])
 @torch.inference_mode()
 def test_rest_behind_a_hit_is_blended_to_what_it_was(tmp_path: Path, selector: str, written: int) -> None:
     """The same tokens are chosen, whatever is there: else the answer would hang on who asked before."""

@@ -79,7 +79,7 @@ def test_layer_moves_as_its_repaired_tokens_say(tmp_path: Path) -> None:
     model = small_model(tmp_path / "model", 4, block_size=32)
     still, chosen = blended(model, tmp_path / "still", BlendOptions(0.2, "last:shift=no"))
     stored, _ = blended(model, tmp_path / "stored", BlendOptions(0.0, "none"))
-    moved, same = blended(model, tmp_path / "moved", BlendOptions(0.2, "last"))
+    moved, same = blended(model, tmp_path / "moved", BlendOptions(0.2, "query"))
     assert np.array_equal(chosen, same) and chosen.size > 5
     for kept, read in zip(still[0], moved[0], strict=True):
         torch.testing.assert_close(kept, read)  # nothing moves where tokens have seen only themselves
@@ -114,7 +114,7 @@ def reused_end(model: LoadedModel) -> int:
 @torch.inference_mode()
 def test_small_pieces_move_alike(tmp_path: Path) -> None:
     """Beside answers a layer is computed in pieces, and a chunk's repaired rows stay in one of them."""
-    model, options = small_model(tmp_path / "model", 4, block_size=32), BlendOptions(0.4, "last")
+    model, options = small_model(tmp_path / "model", 4, block_size=32), BlendOptions(0.4, "query")
     ChunkedPrompt(4).blend(model, tmp_path / "one", options)
     whole = model.cache.read_blocks(BLOCK_IDS).view(torch.float32)
     ChunkedPrompt(4).blend(model, tmp_path / "two", options, idle=False)

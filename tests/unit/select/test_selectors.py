@@ -151,36 +151,15 @@ def test_query_takes_what_the_question_looks_at_and_needs_no_check_layer() -> No
     assert set(found.tolist()) == set(tokens.attention.topk(20).indices.tolist())
 
 
-def test_last_takes_what_the_last_token_looks_at_and_the_question_by_its_weight() -> None:
-    tokens = tokens_of([40, 40])
-    assert tokens.last is not None and tokens.attention is not None
-    tokens = replace(tokens, runs=torch.zeros(80, dtype=torch.int64))
-    alone, both, question = (
-        set(chosen(f"last:question={weight}", 0.25, tokens).tolist()) for weight in (0, 1, 1000)
-    )
-    assert alone == set(tokens.last.topk(20).indices.tolist())
-    assert question == set(tokens.attention.topk(20).indices.tolist())
-    mixed = tokens.last / tokens.last.sum() + tokens.attention / tokens.attention.sum()
-    assert both == set(mixed.topk(20).indices.tolist())
-
-
-def test_last_prefers_the_beginning_of_a_document() -> None:
-    tokens = tokens_of([64])
-    even = replace(tokens, attention=torch.ones(64), last=torch.ones(64))
-    assert chosen("last", 0.25, even).tolist() == list(range(16))
-
-
-def test_only_last_moves_what_it_does_not_recompute_and_not_where_it_is_told() -> None:
+def test_only_query_moves_what_it_does_not_recompute_and_not_where_it_is_told() -> None:
     for name in SELECTORS:
-        assert make_selector(BlendOptions(0.2, selector=name)).shifts == (name == "last"), name
-    assert not make_selector(BlendOptions(0.2, selector="last:shift=no")).shifts
+        assert make_selector(BlendOptions(0.2, selector=name)).shifts == (name == "query"), name
+    assert not make_selector(BlendOptions(0.2, selector="query:shift=no")).shifts
 
 
 def test_nobody_else_has_the_question_read() -> None:
     for name in SELECTORS:
-        assert make_selector(BlendOptions(0.2, selector=name)).reads_question == (
-            name in ("query", "last")
-        ), name
+        assert make_selector(BlendOptions(0.2, selector=name)).reads_question == (name == "query"), name
     for ratio in (0.0, 1.0):  # nothing is left to choose
         assert not make_selector(BlendOptions(ratio, selector="query")).reads_question
 

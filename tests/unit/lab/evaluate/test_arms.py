@@ -36,9 +36,9 @@ def settings() -> Settings:
         ("lmcache@0.15:none", ArmSpec("lmcache@0.15", "stored", "lmcache", 0.15, None, "none")),
         ("reuse:system", ArmSpec("reuse:system", "stored", shared_prefix="system")),
         (
-            "last@0.06:int8:512:ada:alpha=0.2",
+            "query@0.06:int8:512:ada:alpha=0.2",
             ArmSpec(
-                "last@0.06:int8:512:ada:alpha=0.2",
+                "query@0.06:int8:512:ada:alpha=0.2",
                 "stored",
                 "last",
                 0.06,
@@ -116,11 +116,11 @@ def test_other_systems_are_not_given_what_the_settings_put_before_chunks(setting
         ("reuse:int9", "did you mean int8?"),
         ("reuse:sytem", "did you mean system?"),
         ("reuse:int8:int4", "not as int4 and int8"),
-        ("last@0.06:ada", "unknown addition 'ada'"),
-        ("last@0.06:512:adda", "did you mean ada?"),
-        ("last@0.06:512:ada:uniform", "ada and uniform are two of a kind"),
-        ("last@0.06:512:256", "unknown allocator or scorer '256'"),
-        ("last@0.06:0", "kv_budget must be a number of tokens"),
+        ("query@0.06:ada", "unknown addition 'ada'"),
+        ("query@0.06:512:adda", "did you mean ada?"),
+        ("query@0.06:512:ada:uniform", "ada and uniform are two of a kind"),
+        ("query@0.06:512:256", "unknown allocator or scorer '256'"),
+        ("query@0.06:0", "kv_budget must be a number of tokens"),
         ("full:512:ada", "uses no stored KV"),
     ],
 )
