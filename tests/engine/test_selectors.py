@@ -18,7 +18,7 @@ pytestmark = pytest.mark.engine
 RATIO = 0.2
 CHUNKS, LENGTH = 4, 96
 CACHED = CHUNKS * LENGTH
-EXACT = ["hkvd", "query", "query:shift=no", "random"]
+EXACT = ["hkvd", "query", "random"]
 UNKNOWN = "Nobody has stored this sentence."
 CLOSE = 2e-3  # float32, two orders of the same sums
 

@@ -39,8 +39,9 @@ class QuestionPass:
         self._fresh_key = torch.empty(shape, dtype=decoder.dtype, device=forward.device)
 
     def run(self) -> Generator[None, None, torch.Tensor]:
-        """Return the attention, [cached] float32, to the cached tokens, on the CPU, summed over layers: without those below the
-        middle, since they tell less (docs/results.md), and without the last, which has no output here."""
+        """Return the attention to the cached tokens, [cached] float32 on the CPU, summed over layers: without
+        those below the middle, since they tell less (docs/results.md), and without the last, which has no
+        output here."""
         forward = self._forward
         self._stored.begin(0)
         rows = forward.embed(forward.tokens.fresh)

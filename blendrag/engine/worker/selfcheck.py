@@ -127,7 +127,7 @@ def mask_error(decoder: Decoder, cache: PagedCache, tokens: int, share: float) -
             sinks = None if scores.sinks is None else scores.sinks.cpu()
             kept = exactly_kept(attention, key, value)
             pages.write(layer, places, *kept)
-            on_host = (part.cpu() for part in (query, *kept))
+            on_host = query.cpu(), kept[0].cpu(), kept[1].cpu()
             reference = dense_attention(*on_host, positions, replace(scores, sinks=sinks))
             errors[kind] = relative_error(pages.attend(layer, query, addresses).cpu(), reference)
     return max(errors.values(), default=0.0)

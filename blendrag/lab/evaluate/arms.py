@@ -41,7 +41,8 @@ Variant = tuple[str, SharedPrefix, int]  # of stored KV: codec, shared prefix, c
 
 _PAPER_RATIOS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)  # CacheBlend's Figures 12 and 16 lie within them
 _PAPER_SELECTORS = (
-    "hkvd", "hkvd:metric=k", "hkvd:metric=kv", "gradual", "first_k", "query", "query:shift=no", "random", LMCACHE
+    "hkvd", "hkvd:metric=k", "hkvd:metric=kv", "gradual", "first_k", "query", "query:shift=no", "random",
+    LMCACHE,
 )  # fmt: skip
 _RIVALS = ("hkvd", "first_k", "random")
 _UNSTORED: tuple[ArmKind, ...] = ("full", "reordered")

@@ -77,7 +77,7 @@ def test_k_is_turned_back_whatever_the_rope(
 def test_layer_moves_as_its_repaired_tokens_say(tmp_path: Path) -> None:
     """Against the sum over all pairs, in the first layer that moves: what comes before it is the same."""
     model = small_model(tmp_path / "model", 4, block_size=32)
-    still, chosen = blended(model, tmp_path / "still", BlendOptions(0.2, "last:shift=no"))
+    still, chosen = blended(model, tmp_path / "still", BlendOptions(0.2, "query:shift=no"))
     stored, _ = blended(model, tmp_path / "stored", BlendOptions(0.0, "none"))
     moved, same = blended(model, tmp_path / "moved", BlendOptions(0.2, "query"))
     assert np.array_equal(chosen, same) and chosen.size > 5
