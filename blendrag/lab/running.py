@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from blendrag.engine.client.engine import Engine
 from blendrag.engine.client.launch import WorkerExtension
-from blendrag.errors import ModelNotSupportedError
+from blendrag.errors import ConfigError, ModelNotSupportedError
 from blendrag.progress import Progress
 from blendrag.settings import Settings
 
@@ -17,7 +17,10 @@ _LABORATORY = WorkerExtension(
 
 
 def lab_engine(settings: Settings, note: Callable[[str], None] | None = None) -> Engine:
-    """Do as :meth:`Engine.shared`. Who asks for an engine of these settings afterwards gets this one."""
+    """Do as :meth:`Engine.shared`. Who asks for an engine of these settings afterwards gets this one. Raises
+    ConfigError for one with drafts, beside which vLLM takes no logits processor."""
+    if settings.engine_args.get("speculative_config"):
+        raise ConfigError("drafts change no answer: measure without speculative_config in engine_args")
     return Engine.shared(settings, note, _LABORATORY)
 
 

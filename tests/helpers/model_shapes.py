@@ -282,6 +282,20 @@ SHAPES = (
         "has another shape",
     ),
     Shape(
+        "Gemma 4 E2B, E4B",
+        "Gemma4TextConfig",
+        {
+            "global_head_dim": 64,
+            "num_hidden_layers": 6,
+            "num_kv_shared_layers": 2,
+            "layer_types": ["sliding_attention", "full_attention"] * 3,
+            "hidden_size_per_layer_input": 16,
+            **_WINDOWS,
+        },
+        "not plain causal self-attention",
+        always=True,
+    ),
+    Shape(
         "dynamic NTK", "LlamaConfig", {"rope_parameters": _DYNAMIC_ROPE}, "DynamicNTKScalingRotaryEmbedding"
     ),
     Shape(

@@ -240,6 +240,8 @@ def engine_args(
     if on_cpu and "block_size" not in settings.engine_args:
         args["block_size"] = _CPU_BLOCK
     check_budget(settings.blending, args.get("block_size", settings.engine_args.get("block_size")))
+    if settings.kv_budget is not None and settings.engine_args.get("speculative_config"):
+        raise ConfigError("an answer with drafts is not decoded from a kv_budget: leave one of them out")
     if settings.lora is not None:
         args |= merging_loader(adapter_for(model, settings.lora))
     renamed = _RENAMED | (_RENAMED_ON_CPU if on_cpu else {})

@@ -39,6 +39,12 @@ def reason(
     config: Any, rope: dict[str, Any] = ROPE, spec: KVCacheSpec = FULL, block_size: int = 128
 ) -> str | None:
     """Of a model of one decoder layer, whose KV vLLM keeps by ``spec``, and its backend in such blocks."""
+    layer = attention_layer(config, rope)
+    model = SimpleNamespace(model=SimpleNamespace(layers=[layer]))
+    return unsupported_reason(config, runner(spec, block_size), model)
+
+
+def attention_layer(config: Any, rope: dict[str, Any] = ROPE) -> Any:
     layer = torch.nn.Module()
     with set_current_vllm_config(config):
         layer.attn = Attention(
@@ -50,8 +56,7 @@ def reason(
             prefix="model.layers.0.attn",
         )
         layer.rotary = get_rope(SIZE, max_position=512, rope_parameters=rope)
-    model = SimpleNamespace(model=SimpleNamespace(layers=[layer]))
-    return unsupported_reason(config, runner(spec, block_size), model)
+    return layer
 
 
 def test_plain_layer_is_blended(model_dir: Path) -> None:
@@ -85,9 +90,20 @@ def test_ranks_that_share_tensors_are_taken(model_dir: Path) -> None:
     assert reason(made) is None
 
 
+@pytest.mark.skipif(not torch.cpu._is_avx512_supported(), reason="a CPU without AVX-512 has none")
 @pytest.mark.parametrize("dtype", ["fp8", "fp8_e5m2"])
-def test_quantised_cache_is_refused(model_dir: Path, dtype: Any) -> None:
-    assert f"quantised (kv_cache_dtype {dtype})" in (reason(config(model_dir, kv_cache_dtype=dtype)) or "")
+def test_cache_of_eight_bits_is_taken(model_dir: Path, dtype: Any) -> None:
+    assert reason(config(model_dir, kv_cache_dtype=dtype)) is None
+
+
+def test_cache_with_a_scale_per_token_is_refused(model_dir: Path) -> None:
+    made = config(model_dir)
+    layer = attention_layer(made)
+    layer.attn.kv_cache_dtype = "fp8_per_token_head"
+    found = unsupported_reason(
+        made, runner(FULL, 128), SimpleNamespace(model=SimpleNamespace(layers=[layer]))
+    )
+    assert "is not known (kv_cache_dtype fp8_per_token_head)" in (found or "")
 
 
 def test_key_whose_angle_hangs_on_the_length_of_the_prompt_is_refused(model_dir: Path) -> None:
