@@ -1,29 +1,30 @@
-"""Known texts that a prompt holds only in escaped form, and what its author can do about it.
+"""Known texts that a prompt holds in escaped form: as JSON or Python writes a string, for HTML, or indented.
 
-Two slips do this. A list of documents is put into a prompt without joining their texts, so that Python (or
-JSON) writes it, ``\\n`` for each new line; or a template language made for web pages writes ``&amp;`` for
-``&``. So do chat templates that write a tool's answer as JSON. The model reads such a prompt well enough, but
-the text that was ingested is not in it.
+Tools answer in JSON, and chat templates write their answers as JSON once more; a list of documents becomes
+a string, ``\\n`` for each new line; a template language made for web pages writes ``&amp;`` for ``&``. The
+model reads such a prompt well enough, but the text that was ingested is not in it: what is there is another
+form of it, whose KV can be kept as well.
 """
 
 from __future__ import annotations
 
 import re
-import warnings
-from collections.abc import Callable, Iterable
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from itertools import accumulate
 
-from blendrag.errors import BlendragWarning
+from blendrag.prompt.plan import Form
 from blendrag.prompt.recognise import Match, Recogniser
 
-How = Literal["repr", "html", "template"]
-
-# Every escape of Python's ``repr``; the double quote is JSON's. No code point above the last.
-_REPR = re.compile(
-    r"\\(?:([\\'\"nrt])|x([0-9a-f]{2})|u([0-9a-f]{4})|U(000[0-9a-f]{5}|0010[0-9a-f]{4}))", re.ASCII
+# Every escape of Python's ``repr`` and of JSON, which writes characters above U+FFFF as two. No code point
+# above the last.
+_STRING = re.compile(
+    r"\\(?:([\\'\"/nrtbf])|x(H{2})|u([dD][89abAB]H{2})\\u([dD][c-fC-F]H{2})|u(H{4})|U(000H{5}|0010H{4}))"
+    "".replace("H", "[0-9a-fA-F]")
 )
-_REPR_SIGNS = {"n": "\n", "r": "\r", "t": "\t"}
+_STRING_SIGNS = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f"}
 # The escapes of html.escape, markupsafe and mustache. Not html.unescape: it raises on &#999...9; of any
 # length.
 _HTML = re.compile(r"&(?:amp|lt|gt|quot|#39|#x27|#34);")
@@ -37,78 +38,81 @@ _HTML_SIGNS = {
     "&#34;": '"',
 }
 
-_REMEDIES: dict[How, str] = {
-    "repr": "in the prompt only as part of a list or object that was turned into a string: join the "
-    "documents' texts before they go into the prompt (LangChain: `retriever | format_docs`; LlamaIndex: "
-    'response_mode="compact")',
-    "html": "in the prompt only HTML-escaped: use three braces, `{{{context}}}`, or an f-string template",
-    "template": "in the prompt only as the model's chat template escapes such messages: put documents into a "
-    "user's message, or have a chat template that writes the messages of tools as they are",
-}
-
-_warned: set[How] = set()
-
 
 @dataclass(frozen=True, slots=True)
-class EscapedDocument:
-    """A known text, of ``tokens`` tokens, of which a prompt has more in escaped form than as it is."""
+class _Escape:
+    """A way of escaping: what marks that a text may have it, its escapes, and the one character that each
+    stands for."""
 
-    source: str | None
-    key: str
-    how: How
-    tokens: int
-
-    @property
-    def remedy(self) -> str:
-        """Return where the text is, and what to do; it is read after "its text is"."""
-        return _REMEDIES[self.how]
+    mark: str
+    pattern: re.Pattern[str]
+    sign: Callable[[re.Match[str]], str]
 
 
-def find_escaped(text: str, recogniser: Recogniser, said: str = "") -> list[EscapedDocument]:
-    """Return known texts that are in ``text`` after unescaping it, and not (or less of them) before.
-    ``said``: what the chat template made ``text`` of.
+class _Unescaped:
+    """A text without its escapes of one kind, each of which stood for one character."""
 
+    def __init__(self, text: str, escape: _Escape) -> None:
+        found = list(escape.pattern.finditer(text)) if escape.mark in text else []
+        self.text = escape.pattern.sub(escape.sign, text) if found else text
+        self._longer = [0, *accumulate(match.end() - match.start() - 1 for match in found)]
+        self._signs = [match.start() - before for match, before in zip(found, self._longer, strict=False)]
+
+    def __bool__(self) -> bool:
+        return bool(self._signs)
+
+    def before(self, position: int) -> int:
+        """Return where what stands at ``position`` begins in the text with its escapes."""
+        return position + self._longer[bisect_left(self._signs, position)]
+
+
+def find_escaped(text: str, recogniser: Recogniser, reused: Iterable[Match]) -> list[Form]:
+    """Return the forms of known texts in ``text`` that are not those that were ingested, each once.
+
+    reused: the matches in ``text`` itself. What lies in one of them, whole, is not looked for.
     A text without escapes is only searched for their marks, which takes microseconds.
     """
-    found: dict[str, EscapedDocument] = {}
-    for how, unescaped in _unescaped(text):
-        hidden = recogniser.find(unescaped)
-        plain = _most_tokens(recogniser.find(text)) if hidden else {}
-        for match in hidden:
-            if match.tokens > plain.get(match.key, 0):
-                tokens = len(match.known.token_ids)
-                by: How = "template" if match.known.text in said else how
-                found.setdefault(match.key, EscapedDocument(match.known.source, match.key, by, tokens))
+    whole = [(match.start, match.end) for match in reused if match.whole]
+    found: dict[tuple[str, str], Form] = {}
+    for unescaped, original in _unescaped(text):
+        for match in recogniser.find(unescaped):
+            begin, end = original(match.start), original(match.end)
+            if not match.whole or text[begin:end] == match.known.text:
+                continue
+            if not any(begin < past and first < end for first, past in whole):
+                form = Form(match.key, text[begin:end], match.known.source, match.tokens)
+                found.setdefault((match.key, form.text), form)
     return list(found.values())
 
 
-def warn_once(documents: Iterable[EscapedDocument]) -> None:
-    """Give one BlendragWarning for each kind of escape in the life of the process."""
-    for document in documents:
-        if document.how not in _warned:
-            _warned.add(document.how)
-            message = f"{document.source or document.key} was not recognised: its text is {document.remedy}"
-            warnings.warn(message, BlendragWarning, stacklevel=2)
+def _unescaped(text: str) -> Iterator[tuple[str, Callable[[int], int]]]:
+    """Yield ``text`` unescaped in each of the ways of which it bears marks, and strings in such texts once
+    more: a tool's JSON, which a template writes as JSON. With each comes where a place in it stood in
+    ``text``."""
+    for escape in _ESCAPES:
+        if not (outer := _Unescaped(text, escape)):
+            continue
+        yield outer.text, outer.before
+        if inner := _Unescaped(outer.text, _IN_STRING):
+            yield inner.text, partial(_through, outer, inner)
 
 
-def _unescaped(text: str) -> Iterable[tuple[How, str]]:
-    """Yield ``text`` unescaped in each of the ways of which it bears marks."""
-    ways: tuple[tuple[How, str, re.Pattern[str], Callable[[re.Match[str]], str]], ...] = (
-        ("repr", "\\", _REPR, _repr_sign),
-        ("html", "&", _HTML, lambda escape: _HTML_SIGNS[escape[0]]),
-    )
-    for how, mark, escapes, sign in ways:
-        if mark in text and escapes.search(text):
-            yield how, escapes.sub(sign, text)
+def _through(outer: _Unescaped, inner: _Unescaped, position: int) -> int:
+    return outer.before(inner.before(position))
 
 
-def _repr_sign(escape: re.Match[str]) -> str:
+def _string_sign(escape: re.Match[str]) -> str:
     sign = escape[1]
-    return _REPR_SIGNS.get(sign, sign) if sign else chr(int(escape[escape.lastindex or 0], 16))
+    if sign:
+        return _STRING_SIGNS.get(sign, sign)
+    if escape[3]:
+        return chr(0x10000 + ((int(escape[3], 16) & 0x3FF) << 10) + (int(escape[4], 16) & 0x3FF))
+    return chr(int(escape[escape.lastindex or 0], 16))
 
 
-def _most_tokens(matches: Iterable[Match]) -> dict[str, int]:
-    most: dict[str, int] = {}
-    for match in matches:
-        most[match.key] = max(most.get(match.key, 0), match.tokens)
-    return most
+_IN_STRING = _Escape("\\", _STRING, _string_sign)
+_ESCAPES = (
+    _IN_STRING,
+    _Escape("&", _HTML, lambda escape: _HTML_SIGNS[escape[0]]),
+    *(_Escape(mark, re.compile(mark), lambda _: "\n") for mark in ("\n    ", "\n  ", "\n\t")),
+)

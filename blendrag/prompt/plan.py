@@ -13,6 +13,17 @@ number."""
 
 
 @dataclass(frozen=True, slots=True)
+class Form:
+    """A form in which a prompt holds the text of the known chunk ``key``, escaped: ``text``, as it stands
+    there. tokens: of the known text."""
+
+    key: str
+    text: str
+    source: str | None
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Segment:
     """A stretch of the prompt and its token ids.
 
@@ -44,6 +55,8 @@ class PromptPlan:
 
     segments: tuple[Segment, ...]
     notes: tuple[DocumentNote, ...] = ()
+    forms: tuple[Form, ...] = ()
+    """Other forms of known texts in it, of which no KV is kept yet."""
 
     @cached_property
     def token_ids(self) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from blendrag.prompt.escaped import EscapedDocument, find_escaped, warn_once
+from blendrag.prompt.escaped import find_escaped
 from blendrag.prompt.plan import DocumentNote, PromptPlan, Segment, preview
 from blendrag.prompt.recognise import Match, Recogniser
 from blendrag.prompt.template import (
@@ -20,7 +20,7 @@ from blendrag.prompt.template import (
     render_parts,
 )
 
-Contents = Sequence[tuple[str, str]]  # texts of a rendered message, and what each was rendered from
+_ESCAPED = "its text is in the prompt escaped: in this form it is reused from the next prompt on"
 
 
 def plan_prompt(
@@ -44,7 +44,7 @@ def plan_prompt(
     hints = tuple(hints)
     found = [recogniser.find(part.text, hints) for part in parts]
     plan = lay_out(tokenizer, parts, found)
-    return _with_missing(plan, [(part.text, "") for part in parts], hints, tokenizer, recogniser)
+    return _with_missing(plan, parts, found, hints, tokenizer, recogniser)
 
 
 def plan_chat(
@@ -63,10 +63,7 @@ def plan_chat(
     hints = tuple(hints)
     found = [[] if part.message is None else recogniser.find(part.text, hints) for part in parts]
     plan = lay_out(tokenizer, parts, found)
-    contents = [
-        (part.text, str(messages[part.message].get("content"))) for part in parts if part.message is not None
-    ]
-    return _with_missing(plan, contents, hints, tokenizer, recogniser)
+    return _with_missing(plan, parts, found, hints, tokenizer, recogniser)
 
 
 def lay_out(tokenizer: Any, parts: Sequence[Part], found: Sequence[Sequence[Match]]) -> PromptPlan:
@@ -117,21 +114,34 @@ def _found_note(match: Match) -> DocumentNote:
 
 
 def _with_missing(
-    plan: PromptPlan, contents: Contents, hints: Iterable[str], tokenizer: Any, recogniser: Recogniser
+    plan: PromptPlan,
+    parts: Sequence[Part],
+    found: Sequence[Sequence[Match]],
+    hints: Iterable[str],
+    tokenizer: Any,
+    recogniser: Recogniser,
 ) -> PromptPlan:
-    """Return ``plan`` with a note for each document that is in ``contents`` only escaped, and for each hint
-    of
-    which nothing is reused."""
+    """Return ``plan`` with the forms in which the prompt holds documents, and a note for each of them and for
+    each hint of which nothing is reused. Markup of a chat is not looked at."""
     if len(plan.cached_segments) < len(plan.notes):
         return plan  # laid out without reuse: every document is noted already
-    escaped = _escaped(plan, contents, recogniser)
+    chat = any(part.message is not None for part in parts)
+    forms = [
+        form
+        for part, matches in zip(parts, found, strict=True)
+        if part.message is not None or not chat
+        for form in find_escaped(part.text, recogniser, matches)
+    ]
+    escaped = {form.key: form for form in forms}
     missing = [
-        DocumentNote(document.source, False, f"its text is {document.remedy}", document.tokens, 0)
-        for key, document in escaped.items()
+        DocumentNote(form.source, False, _ESCAPED, form.tokens, 0)
+        for key, form in escaped.items()
         if key not in plan.cached_keys
     ]
     notes = [
-        replace(note, reason=f"{note.reason}; the rest is {escaped[key].remedy}") if key in escaped else note
+        replace(note, reason=f"{note.reason}; {_ESCAPED}")
+        if key in escaped and note.reused < note.tokens
+        else note
         for note, key in zip(plan.notes, plan.cached_keys, strict=True)
     ]
     text, keys = plan.text, {*plan.cached_keys, *escaped}
@@ -147,14 +157,4 @@ def _with_missing(
         else:
             reason = "overlaps another document" if known else "not ingested"
         missing.append(DocumentNote(source, False, reason, tokens, 0))
-    return PromptPlan(plan.segments, (*notes, *missing))
-
-
-def _escaped(plan: PromptPlan, contents: Contents, recogniser: Recogniser) -> dict[str, EscapedDocument]:
-    """Return, by key, the documents that are in ``contents`` only escaped. Gives a warning about them."""
-    pairs = zip(plan.notes, plan.cached_keys, strict=True)
-    whole = {key for note, key in pairs if note.reused == note.tokens}
-    found = [document for text, said in contents for document in find_escaped(text, recogniser, said)]
-    escaped = {document.key: document for document in found if document.key not in whole}
-    warn_once(escaped.values())
-    return escaped
+    return PromptPlan(plan.segments, (*notes, *missing), tuple(forms))

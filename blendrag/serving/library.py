@@ -208,11 +208,12 @@ class Library:
         seconds: float,
     ) -> int:
         """Do what is left to do behind an answer, which is given whatever becomes of that: repair what was
-        missing, and have the forecaster note the prompt (:meth:`Forecaster.answered`). Returns the tokens
-        repaired."""
+        missing, learn the forms that texts have in the prompt, and have the forecaster note the prompt
+        (:meth:`Forecaster.answered`). Returns the tokens repaired."""
         stored = 0
         with contextlib.suppress(BlendragError):
             stored = self.texts.repair(missing) if missing else 0
+            self.texts.learn(plan.forms)
         if self.sidecars.forecaster:
             self.sidecars.forecaster.answered(prompt, plan, conversation, seconds)
         return stored

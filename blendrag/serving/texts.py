@@ -10,12 +10,14 @@ from typing import Any
 from blendrag.errors import EngineClosedError
 from blendrag.files.lock import Turns
 from blendrag.progress import Progress
-from blendrag.prompt import encode_document
+from blendrag.prompt import Form, encode_document
 from blendrag.serving.prefill import INGEST_BATCH_TOKENS, PrefillReport, batches, prefill_pending
 from blendrag.serving.session import EngineSession
 from blendrag.serving.sidecars import Sidecars
 from blendrag.store.catalogue import Catalogue
 from blendrag.store.contexts import Chunk, Contexts
+
+_MOST_FORMS = 4  # of a text
 
 
 @dataclass(slots=True)
@@ -139,6 +141,22 @@ class Texts:
         for owner, chunks in owned.items():
             orphans += self.catalogue.register(owner, chunks)
         return orphans
+
+    def learn(self, forms: Iterable[Form]) -> None:
+        """Keep texts in the forms in which a prompt has held them, too: prefilled beside prompts, behind what
+        the texts are prefilled behind. A text that has left meanwhile leaves its forms."""
+        learnt = []
+        with self.changing.mine():
+            for form in forms:
+                bases = self.catalogue.entries_of([form.key])
+                before = self.catalogue.entries_of([base.after for base in bases if base.after])
+                ids = encode_document(self._tokenizer, form.text)
+                if bases and ids:
+                    chunk = self.contexts.chunk(form.text, ids, before[0] if before else None)
+                    if self.catalogue.add_form(form.key, chunk, _MOST_FORMS):
+                        learnt.append(chunk.key)
+        if learnt:
+            self.repair(learnt)
 
     def drop(self, keys: Iterable[str]) -> None:
         """Delete the KV of chunks that have left the catalogue."""

@@ -2,10 +2,11 @@
 
 SQLite, in ``root/catalogue.sqlite``: the client process and the engine's worker use it at once. ``records``
 has what changes with every use, and nothing else: sums and sorts over a million chunks read a small table,
-apart from the texts. ``doomed`` has the keys whose files are to be deleted: a row goes in with the
-transaction that makes a file superfluous, and out when the file is gone, so a crash in between costs a look
-into this table instead of one at every file. ``changes`` has the chunks that came or went last: a process
-that keeps the texts in memory reads those, whichever process has changed them.
+apart from the texts. ``forms`` has the chunks that are another one's text as prompts write it, escaped: they
+have the same owners, and leave with it. ``doomed`` has the keys whose files are to be deleted: a row goes in
+with the transaction that makes a file superfluous, and out when the file is gone, so a crash in between costs
+a look into this table instead of one at every file. ``changes`` has the chunks that came or went last: a
+process that keeps the texts in memory reads those, whichever process has changed them.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ _LAST = "CAST(X'FF' AS TEXT)"  # sorts after every character: no UTF-8 has this 
 _REMEMBERED = 10_000  # changes; a process that has missed more reads all texts again
 
 _LISTED = "(SELECT value FROM json_each(?))"  # for any number of values
+
+_NO_FORM = "key NOT IN (SELECT key FROM forms)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +248,7 @@ class Catalogue:
             db.executemany("UPDATE records SET state = 'pending' WHERE key = ? AND state = 'evicted'", keys)
             db.executemany("DELETE FROM doomed WHERE key = ?", keys)
             db.executemany("INSERT OR IGNORE INTO owners VALUES (?, ?)", [(owner, key) for (key,) in keys])
-            left = before - {key for (key,) in keys}
+            left = before - {key for (key,) in keys} - _forms_of(db, [key for (key,) in keys])
             if heir is not None:
                 db.executemany("INSERT OR IGNORE INTO owners VALUES (?, ?)", [(heir, key) for key in left])
             return _disown(db, owner, left)
@@ -269,10 +272,35 @@ class Catalogue:
 
     def chunks_of(self, owner: str) -> list[Chunk]:
         """Return the chunks of an owner, oldest first."""
-        return self._select("WHERE key IN (SELECT key FROM owners WHERE owner = ?)", (owner,))
+        return self._select(f"WHERE key IN (SELECT key FROM owners WHERE owner = ?) AND {_NO_FORM}", (owner,))
 
     def texts_of(self, owner: str) -> set[str]:
-        return set(self._keys("SELECT text FROM owners JOIN chunks USING (key) WHERE owner = ?", (owner,)))
+        """Return the texts of an owner, without their forms."""
+        owned = "SELECT text FROM owners JOIN chunks USING (key) WHERE owner = ?"
+        return set(self._keys(f"{owned} AND {_NO_FORM}", (owner,)))
+
+    def add_form(self, base: str, form: Chunk, most: int) -> bool:
+        """Register another form of a chunk's text, for its owners. False if the chunk is gone or has ``most``
+        forms, or the form is known."""
+        with self._transaction() as db:
+            ((owned, forms, known),) = db.execute(
+                "SELECT (SELECT COUNT(*) FROM owners WHERE key = :base),"
+                " (SELECT COUNT(*) FROM forms WHERE base = :base),"
+                " (SELECT COUNT(*) FROM records WHERE key = :key)",
+                {"base": base, "key": form.key},
+            )
+            if not owned or forms >= most or known:
+                return False
+            _note_changes(db, [form.key])
+            ids, context = _packed(form.token_ids), _packed(form.context)
+            db.execute("INSERT INTO records (key, tokens) VALUES (?, ?)", (form.key, len(form.token_ids)))
+            db.execute(
+                "INSERT INTO chunks (key, text, token_ids, context, after) VALUES (?, ?, ?, ?, ?)",
+                (form.key, form.text, ids, context, form.after),
+            )
+            db.execute("INSERT INTO forms VALUES (?, ?)", (form.key, base))
+            db.execute("INSERT INTO owners SELECT owner, ? FROM owners WHERE key = ?", (form.key, base))
+        return True
 
     def behind(self, keys: Iterable[str]) -> list[Chunk]:
         """Return the chunks whose KV has traces of these: prefilled behind them, or behind such chunks;
@@ -405,11 +433,18 @@ def _doom(db: sqlite3.Connection, keys: Iterable[str], *, kept: bool) -> None:
     db.executemany("INSERT OR REPLACE INTO doomed VALUES (?, ?)", [(key, kept) for key in keys])
 
 
+def _forms_of(db: sqlite3.Connection, keys: Sequence[str]) -> set[str]:
+    """Return the forms of these chunks."""
+    rows = db.execute(f"SELECT key FROM forms WHERE base IN {_LISTED}", (json.dumps(keys),))
+    return {key for (key,) in rows}
+
+
 def _disown(db: sqlite3.Connection, owner: str, keys: Iterable[str]) -> list[str]:
     orphans = []
     for key in sorted(keys):
         db.execute("DELETE FROM owners WHERE owner = ? AND key = ?", (owner, key))
         if not db.execute("SELECT 1 FROM owners WHERE key = ? LIMIT 1", (key,)).fetchone():
+            db.execute("DELETE FROM forms WHERE key = ?", (key,))
             db.execute("DELETE FROM chunks WHERE key = ?", (key,))
             db.execute("DELETE FROM records WHERE key = ?", (key,))
             orphans.append(key)

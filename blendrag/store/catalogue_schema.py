@@ -10,7 +10,7 @@ from pathlib import Path
 from blendrag.errors import StoreMismatchError
 from blendrag.store.identity import KVIdentity
 
-_VERSION = 5
+_VERSION = 6
 _SCHEMA = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
 CREATE TABLE records (
@@ -27,6 +27,10 @@ CREATE TABLE owners (
     owner TEXT NOT NULL, key TEXT NOT NULL REFERENCES records(key), PRIMARY KEY (owner, key)
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX owners_by_key ON owners(key);
+CREATE TABLE forms (
+    key TEXT PRIMARY KEY REFERENCES records(key), base TEXT NOT NULL REFERENCES records(key)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX forms_of ON forms(base);
 CREATE TABLE changes (number INTEGER PRIMARY KEY, key TEXT NOT NULL) STRICT;
 CREATE TABLE doomed (key TEXT PRIMARY KEY, kept INTEGER NOT NULL) STRICT, WITHOUT ROWID;
 CREATE TABLE counters (
@@ -40,6 +44,11 @@ _SINCE = {  # what the next version has, by version
         "CREATE INDEX chunks_after ON chunks(after) WHERE after != ''",
     ],
     4: ["CREATE TABLE changes (number INTEGER PRIMARY KEY, key TEXT NOT NULL) STRICT"],
+    5: [
+        "CREATE TABLE forms (key TEXT PRIMARY KEY REFERENCES records(key),"
+        " base TEXT NOT NULL REFERENCES records(key)) STRICT, WITHOUT ROWID",
+        "CREATE INDEX forms_of ON forms(base)",
+    ],
 }
 
 

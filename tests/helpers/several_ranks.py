@@ -203,7 +203,7 @@ def checks_alone(ranks: Ranks) -> str | None:
         return 0.0, 0.0
 
     selfcheck.forward_errors = forward_errors
-    return selfcheck.unfit_reason(None, SimpleNamespace(by_kernel=False), ranks)  # type: ignore[arg-type]
+    return selfcheck.unfit_reason(None, SimpleNamespace(by_kernel=False, rounds=False), ranks)  # type: ignore[arg-type]
 
 
 def checks_unknown_structure(ranks: Ranks) -> str | None:
@@ -213,7 +213,7 @@ def checks_unknown_structure(ranks: Ranks) -> str | None:
         raise AttributeError("no such norm")
 
     selfcheck.forward_errors = forward_errors
-    return selfcheck.unfit_reason(None, SimpleNamespace(by_kernel=False), ranks)  # type: ignore[arg-type]
+    return selfcheck.unfit_reason(None, SimpleNamespace(by_kernel=False, rounds=False), ranks)  # type: ignore[arg-type]
 
 
 if __name__ == "__main__":

@@ -52,6 +52,11 @@ class PagedCache:
         """Return whether rows attend by our kernel. Otherwise they attend through the backend, as runs."""
         return self.device.type != "cpu"
 
+    @property
+    def rounds(self) -> bool:
+        """Return whether what is written is rounded to eight bits."""
+        return scales_of(self.attentions[0]) is not None
+
     @cached_property
     def order(self) -> PageOrder | None:
         """The order of a block's numbers on a CPU; None if it cannot be learnt."""
@@ -63,7 +68,7 @@ class PagedCache:
     def readable(self) -> bool:
         """Return whether K and V can be read back (:meth:`Pages.read`)."""
         first = self.attentions[0]
-        if scales_of(first) is not None:  # what it holds is rounded
+        if self.rounds:
             return False
         return key_value_of(first, first.kv_cache) is not None or self.order is not None
 

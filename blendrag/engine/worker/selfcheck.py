@@ -16,7 +16,6 @@ from blendrag.engine.compat.model import (
     kv_shape_of,
     layer_context,
     own_forward,
-    scales_of,
     scores_of,
 )
 from blendrag.engine.forward.decoder import Decoder
@@ -50,8 +49,7 @@ def unfit_reason(decoder: Decoder, cache: PagedCache, ranks: Ranks = ALONE) -> s
         error_of_mask = mask_error(decoder, cache, tokens=2048, share=0.25) if cache.by_kernel else 0.0
     except Exception as problem:  # whatever an unknown structure may do, it must not end the worker
         return not_apart(problem)
-    rounded = scales_of(decoder.attentions[0]) is not None
-    tolerance = _ROUNDED_TOLERANCE if rounded else _FORWARD_TOLERANCE
+    tolerance = _ROUNDED_TOLERANCE if cache.rounds else _FORWARD_TOLERANCE
     if not error <= tolerance:
         return f"its layers, run apart, give other KV than its own forward (relative error {error:.2g})"
     if not error_of_shift <= tolerance:

@@ -64,7 +64,7 @@ def model_there(folder: Path, layers: int) -> LoadedModel:
         (1, BlendOptions(0.3, "hkvd")),
         (1, BlendOptions(0.3, "hkvd:metric=kv:threshold=0.2")),
         (2, BlendOptions(0.3, "hkvd:check_layers=1+2")),
-        (1, BlendOptions(0.3, "query")),
+        (1, BlendOptions(0.3, "query:shift=no")),
         (0, BlendOptions(0.3, "first_k")),
         (0, BlendOptions(0.3, "all")),
         (0, BlendOptions(0.3, "none")),

@@ -40,7 +40,7 @@ def settings() -> Settings:
             ArmSpec(
                 "query@0.06:int8:512:ada:alpha=0.2",
                 "stored",
-                "last",
+                "query",
                 0.06,
                 "int8",
                 budget="512:ada:alpha=0.2",
