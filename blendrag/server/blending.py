@@ -263,7 +263,7 @@ class Blending:
             evidence = await self._evidence(prompt, about.ticket, answer)
             whose = evidence.missing, about.said, about.conversation, time.monotonic() - about.begun
             stored = 0
-            if evidence.missing or self.library.sidecars.forecaster:
+            if evidence.missing or prompt.plan.forms or self.library.sidecars.forecaster:
                 stored = await self.run(lambda: self.library.answered(prompt.plan, *whose), "ask")
         except Exception as error:
             _log.exception("what became of a prompt is not known")

@@ -444,7 +444,7 @@ def _disown(db: sqlite3.Connection, owner: str, keys: Iterable[str]) -> list[str
     for key in sorted(keys):
         db.execute("DELETE FROM owners WHERE owner = ? AND key = ?", (owner, key))
         if not db.execute("SELECT 1 FROM owners WHERE key = ? LIMIT 1", (key,)).fetchone():
-            db.execute("DELETE FROM forms WHERE key = ?", (key,))
+            db.execute("DELETE FROM forms WHERE key = ? OR base = ?", (key, key))
             db.execute("DELETE FROM chunks WHERE key = ?", (key,))
             db.execute("DELETE FROM records WHERE key = ?", (key,))
             orphans.append(key)

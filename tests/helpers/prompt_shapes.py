@@ -56,13 +56,14 @@ home takes 7 hours; at a fast charger, it takes 35 minutes from 10 % to 80 %."""
 @dataclass(frozen=True, slots=True)
 class Shape:
     """``placed`` names the documents that the prompts hold, in order; ``found`` those that are recognised,
-    with "~" behind one of which only the beginning is. ``remedy``: what the warning says, if there is one."""
+    with "~" behind one of which only the beginning is. ``escaped``: whether the documents are found in the
+    next prompt only, in the form that this one has taught."""
 
     name: str
     title: str
     placed: tuple[str, ...]
     found: tuple[str, ...]
-    remedy: str | None
+    escaped: bool
     run: Callable[[Any], None]
 
     def __str__(self) -> str:
@@ -96,13 +97,13 @@ class Shapes:
         self._rows: dict[str, str] = {}
 
     def shape(
-        self, title: str, placed: str, found: str | None = None, remedy: str | None = None
+        self, title: str, placed: str, found: str | None = None, escaped: bool = False
     ) -> Callable[[Callable[[Any], None]], Callable[[Any], None]]:
         """Registers a function that runs the framework; its name is that of the snapshot."""
 
         def register(run: Callable[[Any], None]) -> Callable[[Any], None]:
             documents = tuple((placed if found is None else found).split())
-            self.all.append(Shape(run.__name__, title, tuple(placed.split()), documents, remedy, run))
+            self.all.append(Shape(run.__name__, title, tuple(placed.split()), documents, escaped, run))
             return run
 
         return register
@@ -134,6 +135,18 @@ class Shapes:
         assert reused == most, f"{reused} tokens are reused, {most} could be"
         tokens = sum(len(by_name[name].token_ids) for name in shape.placed)
         self._rows[shape.title] = f"| {shape.title} | {reused} / {tokens} |"
+
+    def check_again(self, shape: Shape, requests: Sequence[Request], library: Library) -> None:
+        """The requests of a second run, behind the first one's learning: all that is placed is reused."""
+        forms = {entry.key: entry for entry in library.catalogue.entries()}
+        spans = [span for request in requests for span in request.spans]
+        assert len(spans) == len(shape.placed)
+        for request in requests:
+            for key, start, length in request.spans:
+                text = decode(library.tokenizer, request.token_ids[start : start + length])
+                assert text == forms[key].text and length == len(forms[key].token_ids)
+        reused = sum(length for _, _, length in spans)
+        self._rows[shape.title] = f"| {shape.title} | first 0, then {reused} / {reused} |"
 
     def _check_snapshot(self, shape: Shape, prompts: Iterable[str], names: dict[str, str]) -> None:
         """In snapshots, names stand for known texts that are whole."""
@@ -171,10 +184,11 @@ _HEAD = "| shape | tokens reused / tokens of the documents |\n|---|---:|"
 
 
 def known_texts(library: Library, names: dict[str, str]) -> dict[str, Known]:
-    """By chunk key, everything the library keeps."""
+    """By chunk key, everything the library keeps but forms that it has learnt."""
     return {
         entry.key: Known(names[entry.text], entry.text, entry.token_ids)
         for entry in library.catalogue.entries()
+        if entry.text in names
     }
 
 

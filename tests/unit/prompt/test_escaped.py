@@ -3,17 +3,15 @@ from __future__ import annotations
 import copy
 import html
 import json
+import textwrap
 import time
-import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
-from blendrag.errors import BlendragWarning
-from blendrag.prompt import Recogniser, encode_document, escaped, plan_chat, render_chat
+from blendrag.prompt import Form, Recogniser, encode_document, escaped, plan_chat, render_chat
 from blendrag.prompt.escaped import find_escaped
 
 TEXTS = {
@@ -46,14 +44,6 @@ def known(tokenizer: Any) -> Recogniser:
     return recogniser
 
 
-@pytest.fixture(autouse=True)
-def not_warned_yet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(escaped, "_warned", set())
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", BlendragWarning)
-        yield
-
-
 def as_langchain_list(texts: dict[str, str]) -> str:
     documents = [Document(source[:2], text) for source, text in texts.items()]
     return f"Answer the question based only on the following context:\n{documents}\n\nQuestion: How long?\n"
@@ -78,30 +68,76 @@ def as_mustache(texts: dict[str, str]) -> str:
     return f"Context: {stuffed}\nQ: How long?"
 
 
-@pytest.mark.parametrize("shape", [as_langchain_list, as_simple_summarize, as_json])
-def test_documents_in_a_list_that_became_a_string_are_reported(shape: Any, known: Recogniser) -> None:
-    found = {document.source: document for document in find_escaped(shape(TEXTS), known)}
-    multi_line = {"d1.md", "d2.md"} | ({"d4.md"} if shape is as_json else set())  # JSON escapes every quote
-    assert found.keys() == multi_line, "d3 is in the prompt as it is, and needs no remedy"
-    assert {document.how for document in found.values()} == {"repr"}
-    assert "format_docs" in found["d1.md"].remedy and 'response_mode="compact"' in found["d1.md"].remedy
+def as_simple_summarize_html(texts: dict[str, str]) -> str:
+    return html.escape("\n".join(texts.values()))
 
 
-@pytest.mark.parametrize("shape", [as_mustache, lambda texts: html.escape("\n".join(texts.values()))])
-def test_html_escaped_documents_are_reported(shape: Any, known: Recogniser) -> None:
-    found = {document.source: document for document in find_escaped(shape(TEXTS), known)}
-    assert found.keys() == {"d2.md", "d4.md"}
-    assert {document.how for document in found.values()} == {"html"}
-    assert "{{{context}}}" in found["d2.md"].remedy
+def as_tool_answer(texts: dict[str, str]) -> str:
+    """JSON in JSON, as a chat template writes a tool's answer."""
+    return json.dumps({"output": as_json(texts)})
 
 
-def test_document_that_is_in_the_prompt_as_well_is_not_reported(known: Recogniser) -> None:
-    stuffed = "\n\n".join(TEXTS.values())
-    assert find_escaped(stuffed + r"\n\t&amp;", known) == []
-    assert find_escaped(stuffed + as_json(TEXTS) + as_mustache(TEXTS), known) == []
+def as_indented(texts: dict[str, str]) -> str:
+    return "documents:\n" + textwrap.indent("\n".join(texts.values()), "    ")
 
 
-def test_plan_notes_the_remedy_and_keeps_the_prompt(known: Recogniser, tokenizer: Any) -> None:
+def as_unicode(texts: dict[str, str]) -> str:
+    return json.dumps(list(texts.values()), ensure_ascii=False)
+
+
+SHAPES = [
+    as_langchain_list, as_simple_summarize, as_json, as_unicode, as_tool_answer, as_mustache,
+    as_simple_summarize_html, as_indented,
+]  # fmt: skip
+
+
+def learn(known: Recogniser, tokenizer: Any, prompt: str) -> list[Form]:
+    """What serving does with the forms in a prompt."""
+    forms = find_escaped(prompt, known, known.find(prompt))
+    for form in forms:
+        key = f"{form.key} in a prompt of {len(prompt)}"
+        known.add(key, form.text, encode_document(tokenizer, form.text), form.source)
+    return forms
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_documents_are_found_whole_once_their_form_is_known(
+    shape: Any, known: Recogniser, tokenizer: Any
+) -> None:
+    prompt = shape(TEXTS)
+    plain = {match.known.source for match in known.find(prompt) if match.whole}
+    forms = learn(known, tokenizer, prompt)
+    assert {form.source for form in forms} | plain == TEXTS.keys()
+    assert all(form.text in prompt for form in forms) and len(forms) == len(TEXTS) - len(plain)
+    found = known.find(prompt)
+    assert [match.known.source for match in found] == list(TEXTS) and all(match.whole for match in found)
+    assert not find_escaped(prompt, known, found), "there is nothing left to learn"
+
+
+def test_document_that_is_in_the_prompt_as_it_is_teaches_nothing(known: Recogniser) -> None:
+    stuffed = "\n\n".join(TEXTS.values()) + r"\n\t&amp;"
+    assert find_escaped(stuffed, known, known.find(stuffed)) == []
+
+
+def test_document_in_two_forms_teaches_both(known: Recogniser) -> None:
+    prompt = as_json(TEXTS) + as_mustache(TEXTS)
+    forms = find_escaped(prompt, known, known.find(prompt))
+    assert sum(form.source == "d4.md" for form in forms) == 2
+
+
+def test_document_that_is_cut_short_teaches_nothing(known: Recogniser) -> None:
+    prompt = json.dumps(TEXTS["d1.md"][:-20])
+    assert find_escaped(prompt, known, known.find(prompt)) == []
+
+
+def test_text_that_is_another_ones_escape_stays_itself(known: Recogniser, tokenizer: Any) -> None:
+    written = json.dumps(TEXTS["d1.md"])[1:-1]
+    known.add("d6", written, encode_document(tokenizer, written), "d6.md")
+    (match,) = known.find(written)
+    assert match.known.source == "d6.md" and find_escaped(written, known, [match]) == []
+
+
+def test_plan_notes_what_it_learns_and_keeps_the_prompt(known: Recogniser, tokenizer: Any) -> None:
     messages = [{"role": "user", "content": as_langchain_list(TEXTS)}]
     plan = plan_chat(messages, tokenizer, known, [TEXTS["d2.md"], "d1"])
     assert plan.text == render_chat(tokenizer, messages)
@@ -109,8 +145,9 @@ def test_plan_notes_the_remedy_and_keeps_the_prompt(known: Recogniser, tokenizer
     assert len(notes) == len(plan.notes), "a hint that is noted once is not noted again"
     assert notes["d3.md"].found and notes["d3.md"].reason == "found"
     assert not notes["d2.md"].found and notes["d2.md"].reused == 0
-    assert notes["d2.md"].reason.startswith("its text is in the prompt only as part of a list")
+    assert "reused from the next prompt on" in notes["d2.md"].reason
     assert notes["d2.md"].tokens == len(encode_document(tokenizer, TEXTS["d2.md"]))
+    assert {form.source for form in plan.forms} == {"d1.md", "d2.md"}
 
 
 def test_document_found_up_to_its_first_escape_is_noted_once(known: Recogniser, tokenizer: Any) -> None:
@@ -120,31 +157,7 @@ def test_document_found_up_to_its_first_escape_is_noted_once(known: Recogniser, 
     plan = plan_chat([{"role": "user", "content": repr([long_first_line])}], tokenizer, known)
     (note,) = plan.notes
     assert note.found and 0 < note.reused < note.tokens
-    assert note.reason.startswith("found in part") and "; the rest is in the prompt only as" in note.reason
-
-
-def test_document_that_another_message_holds_whole_is_not_called_escaped(
-    known: Recogniser, tokenizer: Any
-) -> None:
-    messages = [
-        {"role": "system", "content": TEXTS["d1.md"]},
-        {"role": "user", "content": repr([TEXTS["d1.md"]])},
-    ]
-    assert [note.reason for note in plan_chat(messages, tokenizer, known).notes] == ["found"]
-
-
-def test_each_kind_of_escape_does_not_warn_twice(known: Recogniser, tokenizer: Any) -> None:
-    def ask(content: str) -> list[str]:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            plan_chat([{"role": "user", "content": content}], tokenizer, known)
-        return [str(each.message) for each in caught if issubclass(each.category, BlendragWarning)]
-
-    (first,) = ask(as_langchain_list(TEXTS))
-    assert first.startswith("d1.md was not recognised") and "format_docs" in first
-    (second,) = ask(as_mustache(TEXTS))
-    assert "{{{context}}}" in second
-    assert ask(as_simple_summarize(TEXTS)) == ask(as_mustache(TEXTS)) == []
+    assert note.reason.startswith("found in part") and "from the next prompt on" in note.reason
 
 
 pieces = st.one_of(
@@ -161,23 +174,29 @@ def test_hostile_text_never_raises_and_never_hides_a_document(
 ) -> None:
     text = TEXTS["d2.md"]
     hidden = repr(text)[1:-1] if as_repr else html.escape(text)
-    (found,) = find_escaped(f"{before} |{hidden}| {after}", known)
-    assert (found.source, found.how) == ("d2.md", "repr" if as_repr else "html")
+    prompt = f"{before} |{hidden}| {after}"
+    (form,) = find_escaped(prompt, known, known.find(prompt))
+    assert (form.source, form.text) == ("d2.md", hidden)
 
 
-@given(st.text())
-def test_repr_is_never_undone_wrongly(text: str) -> None:
-    for how, unescaped in escaped._unescaped(f"[{text!r}]"):
-        if how == "repr":
-            quote = repr(text)[0]
-            assert unescaped == f"[{quote}{text}{quote}]"
+@given(st.text(), st.sampled_from(["repr", "json", "unicode"]))
+@example("😀 é", "json")
+def test_string_is_never_undone_wrongly(text: str, how: str) -> None:
+    if how == "repr":
+        written = repr(text)
+    else:
+        written = json.dumps(text, ensure_ascii=how == "json")
+        assume(not any("\ud800" <= sign <= "\udfff" for sign in text))
+    undone = escaped._Unescaped(f"[{written}]", escaped._IN_STRING)
+    assert undone.text == f"[{written[0]}{text}{written[0]}]"
+    assert undone.before(0) == 0 and undone.before(len(undone.text)) == len(written) + 2
 
 
-@pytest.mark.parametrize("unit", ["\\", "\\'", "\\U0010", "&", "&amp;", "['", "&#9"])
+@pytest.mark.parametrize("unit", ["\\", "\\'", "\\U0010", "&", "&amp;", "['", "&#9", "\n    "])
 def test_time_does_not_grow_faster_than_the_prompt(unit: str, known: Recogniser) -> None:
     def took(size: int) -> float:
         begin = time.perf_counter()
-        assert find_escaped((unit * size)[:size], known) == []
+        assert find_escaped((unit * size)[:size], known, ()) == []
         return time.perf_counter() - begin
 
     small, large = (min(took(size) for _ in range(3)) for size in (50_000, 1_000_000))
@@ -189,21 +208,20 @@ def test_prompt_without_marks_is_not_searched_twice(known: Recogniser, monkeypat
         raise AssertionError("searched")
 
     monkeypatch.setattr(known, "find", find)
-    assert find_escaped("An ordinary prompt, R&D & C:\\Users and all. " * 300, known) == []
+    assert find_escaped("An ordinary prompt, R&D & C:\\Users and all. " * 300, known, ()) == []
     with pytest.raises(AssertionError):
-        find_escaped("&amp;", known)
+        find_escaped("&amp;", known, ())
 
 
-def test_a_chat_template_that_escapes_is_named(tokenizer: Any, known: Recogniser) -> None:
-    """What the caller joined well is escaped behind its back: to join it again would not help."""
+def test_chat_template_that_escapes_teaches_its_form(tokenizer: Any, known: Recogniser) -> None:
     template = copy.copy(tokenizer)
     template.chat_template = (
         "{% for m in messages %}{{ m.role }}: "
         "{{ m.content | tojson if m.role == 'tool' else m.content }}\n{% endfor %}"
     )
     found = "\n\n".join(TEXTS.values())
-    plan = plan_chat([{"role": "user", "content": "?"}, {"role": "tool", "content": found}], template, known)
-    reasons = {note.reason for note in plan.notes if not note.reused}
-    assert reasons and all("chat template" in reason for reason in reasons)
-    listed = plan_chat([{"role": "user", "content": as_langchain_list(TEXTS)}], template, known)
-    assert any("format_docs" in note.reason for note in listed.notes)
+    messages = [{"role": "user", "content": "?"}, {"role": "tool", "content": found}]
+    for form in plan_chat(messages, template, known).forms:
+        known.add(f"{form.key} as JSON", form.text, encode_document(tokenizer, form.text), form.source)
+    plan = plan_chat(messages, template, known)
+    assert [note.reason for note in plan.notes] == ["found"] * len(TEXTS) and not plan.forms

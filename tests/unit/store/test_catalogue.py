@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from blendrag.errors import StoreError, StoreFullError
 from blendrag.store.catalogue import Catalogue
+from blendrag.store.contexts import Chunk
 from stores import IDENTITY, rows
 
 
@@ -222,3 +223,44 @@ def test_uses_add_up_by_owner_and_survive_being_closed(tmp_path: Path) -> None:
     assert [astuple(row) for row in catalogue.reuse(2)] == [("two", 2, 6, 10), ("one", 2, 6, 6)]
     assert catalogue.counters() == {"ram": {"hits": 10, "misses": 0}, "disk": {"hits": 2}}
     catalogue.close()
+
+
+def form_of(base: str, number: int) -> Chunk:
+    return Chunk(f"{base}-form{number}", f"form {number} of {base}", (1, 2, number))
+
+
+def test_form_has_the_owners_of_its_text_and_leaves_with_it(catalogue: Catalogue) -> None:
+    text, other = Chunk("a", "text", (1, 2, 3)), Chunk("b", "other", (4, 5, 6))
+    catalogue.register("one", [text, other])
+    catalogue.register("two", [text])
+    assert catalogue.add_form("a", form_of("a", 0), most=2)
+    assert catalogue.owners() == {"one": ["a", "a-form0", "b"], "two": ["a", "a-form0"]}
+    assert catalogue.texts_of("one") == {"text", "other"} and len(catalogue.chunks_of("two")) == 1
+    assert catalogue.register("one", [text, other]) == [], "what has not changed keeps its forms"
+    assert "a-form0" in catalogue.known()
+    assert catalogue.release("two") == [] and catalogue.knows("a-form0")
+    assert sorted(catalogue.register("one", [other])) == ["a", "a-form0"]
+    assert catalogue.known() == {"b"}
+
+
+def test_text_has_no_more_forms_than_allowed_and_each_once(catalogue: Catalogue) -> None:
+    catalogue.register("one", [Chunk("a", "text", (1, 2, 3))])
+    assert [catalogue.add_form("a", form_of("a", number), most=2) for number in (0, 0, 1, 2)] == [
+        True,
+        False,
+        True,
+        False,
+    ]
+    assert not catalogue.add_form("gone", form_of("gone", 0), most=2)
+    _, changed = catalogue.changes(0)
+    assert changed == ["a", "a-form0", "a-form1"]
+    assert sorted(catalogue.release("one")) == ["a", "a-form0", "a-form1"]
+    assert catalogue.register("one", [Chunk("a", "text", (1, 2, 3))]) == []
+    assert catalogue.add_form("a", form_of("a", 0), most=1), "forms of before are forgotten"
+
+
+def test_form_that_is_another_documents_text_is_left_to_that(catalogue: Catalogue) -> None:
+    catalogue.register("one", [Chunk("a", "text", (1, 2, 3)), Chunk("b", "form", (4, 5, 6))])
+    assert not catalogue.add_form("a", Chunk("b", "form", (4, 5, 6)), most=4)
+    assert catalogue.register("one", [Chunk("b", "form", (4, 5, 6))]) == ["a"]
+    assert catalogue.known() == {"b"}
