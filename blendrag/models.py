@@ -53,6 +53,21 @@ def attention_heads(model: Path) -> int | None:
     return heads
 
 
+def query_scaling(model: Path) -> dict[str, Any]:
+    """Return what a configuration of transformers' has to be told beside, so that vLLM (0.32) scales Q by its
+    position, as Ministral 3 does; empty for others. Without it, answers to prompts longer than the window
+    that the model was first trained with go wrong."""
+    text = _text_config(model)
+    rope = text.get("rope_parameters") or {}
+    beta = rope.get("llama_4_scaling_beta")
+    if not beta or "llama_4_scaling" in text:
+        return {}
+    length = rope["original_max_position_embeddings"]
+    scaling = {"llama_4_scaling": {"beta": beta, "original_max_position_embeddings": length}}
+    wraps = "text_config" in json.loads((model / "config.json").read_text(encoding="utf-8"))
+    return {"text_config": scaling} if wraps else scaling
+
+
 def _text_config(model: Path) -> dict[str, Any]:
     config: dict[str, Any] = json.loads((model / "config.json").read_text(encoding="utf-8"))
     return config | (config.get("text_config") or {})

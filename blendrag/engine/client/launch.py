@@ -22,7 +22,7 @@ from blendrag.engine.client.reasoning import engine_parser
 from blendrag.engine.wire import start_error
 from blendrag.errors import ConfigError, EngineBusyError
 from blendrag.files.private import can_make
-from blendrag.models import attention_heads
+from blendrag.models import attention_heads, query_scaling
 from blendrag.names import closest
 from blendrag.settings import PREFIX_CACHING, Settings
 
@@ -242,6 +242,8 @@ def engine_args(
     check_budget(settings.blending, args.get("block_size", settings.engine_args.get("block_size")))
     if settings.kv_budget is not None and settings.engine_args.get("speculative_config"):
         raise ConfigError("an answer with drafts is not decoded from a kv_budget: leave one of them out")
+    if scaling := query_scaling(model):
+        args["hf_overrides"] = scaling
     if settings.lora is not None:
         args |= merging_loader(adapter_for(model, settings.lora))
     renamed = _RENAMED | (_RENAMED_ON_CPU if on_cpu else {})
