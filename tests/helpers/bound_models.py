@@ -44,10 +44,19 @@ def main(out: str, *folders: str) -> None:
     )
     from vllm.engine.arg_utils import EngineArgs
 
+    from blendrag.models import query_scaling
+
     torch.accelerator.empty_cache = lambda: None  # vLLM's loader calls it; a build for CPUs refuses
     with tempfile.TemporaryDirectory() as meeting, Path(out).open("w") as lines:
         for number, folder in enumerate(folders):
-            arguments = EngineArgs(folder, max_model_len=1024, enforce_eager=True, language_model_only=True)
+            scaling = query_scaling(Path(folder))
+            arguments = EngineArgs(
+                folder,
+                max_model_len=1024,
+                enforce_eager=True,
+                language_model_only=True,
+                hf_overrides=scaling,
+            )
             config = arguments.create_engine_config()
             config.cache_config.block_size = _BLOCK_SIZE
             with set_current_vllm_config(config):

@@ -197,6 +197,13 @@ def normed(
     return (norm(hidden), hidden) if residual is None else norm(hidden, residual)
 
 
+def scaled_query(attention: Any, positions: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+    """Return [n, heads * head_size] as a known layer's ``self_attn`` scales it by position, if it does."""
+    if not getattr(attention, "do_llama_4_scaling", False):
+        return query
+    return (query * attention._get_llama_4_attn_scale(positions)).to(query.dtype)
+
+
 def scale_of(attention: Any) -> float:
     """Return the factor by which an attention module multiplies the products of queries and keys."""
     return float(attention.impl.scale)
@@ -302,7 +309,6 @@ def has_known_parts(model: Any) -> bool:
     return type(model).__name__ in KNOWN_ARCHITECTURES and all(
         all(hasattr(layer, name) for name in _PARTS_OF_LAYER.split())
         and all(hasattr(layer.self_attn, name) for name in _PARTS_OF_ATTENTION.split())
-        and not getattr(layer.self_attn, "do_llama_4_scaling", False)
         and getattr(layer, "ada_rms_norm_t_cond", None) is None
         for layer in decoder_layers(model)
     )

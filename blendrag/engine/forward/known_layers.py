@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from blendrag.engine.compat.model import normed
+from blendrag.engine.compat.model import normed, scaled_query
 from blendrag.engine.forward.decoder import Attention, Decoder, Projected, Rows
 
 
@@ -26,6 +26,7 @@ class KnownDecoder(Decoder):
             query, key = self._per_head(module.q_norm, query), self._per_head(module.k_norm, key)
         raw_key = key.view(kv_shape).clone() if raw_keys else None
         query, key = module.rotary_emb(rows.positions.device, query, key)
+        query = scaled_query(module, rows.positions.device, query)
         heads = query.view(query.shape[0], -1, module.head_dim)
         done = attention(Projected(heads, key.view(kv_shape), value, raw_key))
         if done.output is None:
