@@ -64,8 +64,7 @@ def query_scaling(model: Path) -> dict[str, Any]:
         return {}
     length = rope["original_max_position_embeddings"]
     scaling = {"llama_4_scaling": {"beta": beta, "original_max_position_embeddings": length}}
-    wraps = "text_config" in json.loads((model / "config.json").read_text(encoding="utf-8"))
-    return {"text_config": scaling} if wraps else scaling
+    return {"text_config": scaling} if "text_config" in text else scaling
 
 
 def _text_config(model: Path) -> dict[str, Any]:

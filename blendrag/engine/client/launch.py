@@ -242,7 +242,7 @@ def engine_args(
     check_budget(settings.blending, args.get("block_size", settings.engine_args.get("block_size")))
     if settings.kv_budget is not None and settings.engine_args.get("speculative_config"):
         raise ConfigError("an answer with drafts is not decoded from a kv_budget: leave one of them out")
-    if scaling := query_scaling(model):
+    if (model / "config.json").is_file() and (scaling := query_scaling(model)):
         args["hf_overrides"] = scaling
     if settings.lora is not None:
         args |= merging_loader(adapter_for(model, settings.lora))
