@@ -57,6 +57,7 @@ class FusedPrefill:
         rows = forward.embed(tokens.computed(repaired))
         shift = self._shift(repaired) if checks == (0,) else None
         ends = None if shift is None else shift.ends(rows.positions.host)
+        read = forward.pages.reader(tokens.cached) if shift is not None and self._stored is None else None
         recomputed: list[int] = []  # per layer, from the first choice on
         for layer in range(layers):
             reuses = repaired.size < tokens.cached.size
@@ -67,7 +68,9 @@ class FusedPrefill:
             if len(rows):  # otherwise only stored KV is left to write
                 look: Look | None = partial(self._choose, layer, repaired) if check else None
                 if shift is not None and layer > 0:  # KV of layer 0 depends on nothing else
-                    look = partial(shift.move, layer, written or forward.pages.read(layer, tokens.cached))
+                    stored = written if read is None else read(layer)
+                    assert stored is not None, "a shift has cached tokens that are not repaired"
+                    look = partial(shift.move, layer, stored)
                 rows = yield from forward.layer(layer, rows, look, check, ends)
                 repaired = tokens.repaired(rows.positions.host) if check else repaired
             if layer >= checks[0]:

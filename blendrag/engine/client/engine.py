@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Coroutine
 from concurrent.futures import Future
+from importlib.util import find_spec
 from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any, ClassVar
@@ -121,6 +122,9 @@ class Engine(RunningEngine):
                 cause = kept(self._sockets.name) or one_line(error)
                 if how := quantisation(self.model_path):
                     cause += f"; its weights are quantised ({how}): in another format they may load"
+                if "failed to be inspected" in cause and find_spec("torchvision") is None:
+                    cause += "; vLLM imports torchvision for models that read images, too: install it"
+                    cause += " (without a GPU its +cpu build, from where torch's comes)"
                 raise RuntimeError(cause) from error
             finally:
                 if self.log is not None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from blendrag.engine.compat.model import (
@@ -20,7 +21,7 @@ from blendrag.engine.compat.model import (
     rotate,
     text_model,
 )
-from blendrag.engine.forward.indices import Indices
+from blendrag.engine.forward.indices import Indices, upload
 from blendrag.engine.forward.rotation import Unrotation
 
 
@@ -94,6 +95,7 @@ class Decoder(ABC):
         # None: of a layer without positions (NoPE). One that has a module and does not call it is found by
         # running it.
         self.rotaries: list[Any | None] = [rotary_of(layer) for layer in self.layers]
+        self._unrotations: dict[int, Unrotation] = {}
 
     @property
     def num_layers(self) -> int:
@@ -121,11 +123,12 @@ class Decoder(ABC):
 
     @cached_property
     def unrotates(self) -> bool:
-        """Return whether :meth:`unrotation` is right for all layers: their RoPE turns pairs of numbers."""
+        """Return whether :meth:`unrotation` is right for all layers: their RoPE turns pairs of numbers. Waits
+        for the device the first time."""
         layers = {id(rotary): layer for layer, rotary in enumerate(self.rotaries)}
         device = next(self.model.parameters()).device
-        positions = torch.tensor([0, 1, 5, 77, 500], device=device)
-        key = torch.linspace(-1, 1, 5 * math.prod(self.kv_shape), device=device)
+        positions = upload(np.array([0, 1, 5, 77, 500]), device)
+        key = upload(np.linspace(-1, 1, 5 * math.prod(self.kv_shape), dtype=np.float32), device)
         key = key.view(5, *self.kv_shape).to(self.dtype)
         for layer in layers.values():
             back = self.unrotation(layer, positions)(self.rotate_keys(layer, positions, key.clone()))
@@ -135,9 +138,13 @@ class Decoder(ABC):
 
     def unrotation(self, layer: int, positions: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
         """Return what takes K at ``positions``, [n], back to K before RoPE."""
-        if self.rotaries[layer] is None:
+        rotary = self.rotaries[layer]
+        if rotary is None:
             return lambda key: key
-        return Unrotation.of(partial(rotate, self.rotaries[layer]), positions, self.kv_shape[1], self.dtype)
+        if id(rotary) not in self._unrotations:
+            learnt = Unrotation.of(partial(rotate, rotary), self.kv_shape[1], self.dtype, positions.device)
+            self._unrotations[id(rotary)] = learnt
+        return self._unrotations[id(rotary)].at(positions)
 
     @abstractmethod
     def prefill_layer(self, layer: int, rows: Rows, attention: Attention, raw_keys: bool = False) -> Rows:

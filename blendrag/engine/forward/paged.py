@@ -6,7 +6,7 @@ position in a sequence, never by block, slot or layout.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -59,18 +59,20 @@ class PagedCache:
 
     @cached_property
     def order(self) -> PageOrder | None:
-        """The order of a block's numbers on a CPU; None if it cannot be learnt."""
+        """The order of a block's numbers on a CPU; None elsewhere, and if it cannot be learnt."""
+        if self.by_kernel:
+            return None
         like = self.attentions[0].kv_cache
         scratch = torch.zeros((1, 1, *like.shape[2:]), dtype=like.dtype, device=like.device)
         return PageOrder.learn(self.attentions[0], scratch)
 
     @property
     def readable(self) -> bool:
-        """Return whether K and V can be read back (:meth:`Pages.read`)."""
+        """Return whether K and V can be read back (:meth:`Pages.reader`)."""
         first = self.attentions[0]
         if self.rounds:
             return False
-        return key_value_of(first, first.kv_cache) is not None or self.order is not None
+        return self.order is not None or key_value_of(first, first.kv_cache) is not None
 
     @property
     def block_bytes(self) -> int:
@@ -187,22 +189,30 @@ class Pages:
         """Return whether what is written can be read back."""
         return self._cache.readable
 
-    def read(self, layer: int, positions: Ints) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return K (with RoPE) and V that are written at these positions, [n, kv_heads, head_size] each."""
-        attention = self._cache.attentions[layer]
-        memory, size = self._of(attention), self._cache.block_size
-        views = key_value_of(attention, memory)
-        if views is not None:
+    def reader(self, positions: Ints) -> Callable[[int], tuple[torch.Tensor, torch.Tensor]]:
+        """Return what reads, by layer, K (with RoPE) and V that are written at these positions, [n, kv_heads,
+        head_size] each."""
+        size, attentions, order = self._cache.block_size, self._cache.attentions, self._cache.order
+        if order is None:
             block = upload(self._block_ids[0, positions // size], self.device)
-            at = upload(positions % size, self.device)
-            return views[0][block, at], views[1][block, at]
+            place = upload(positions % size, self.device)
+
+            def by_views(layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+                views = key_value_of(attentions[layer], self._of(attentions[layer]))
+                assert views is not None, "asked for where caches are readable"
+                return views[0][block, place], views[1][block, place]
+
+            return by_views
         first, end = positions[0] // size, positions[-1] // size + 1
         blocks = upload(self._block_ids[0, first:end], self.device)
         at = upload(positions - first * size, self.device)
-        assert self._cache.order is not None, "asked for where caches are readable"
-        pages = memory[blocks].flatten(2)
-        key, value = (self._cache.order.read(part, pages).transpose(1, 2).flatten(0, 1) for part in (0, 1))
-        return key[at], value[at]
+
+        def by_order(layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+            pages = self._of(attentions[layer])[blocks].flatten(2)
+            key, value = (order.read(part, pages).transpose(1, 2).flatten(0, 1) for part in (0, 1))
+            return key[at], value[at]
+
+        return by_order
 
     def _of(self, attention: Any) -> torch.Tensor:
         return cache_of(attention) if self._memory is None else self._memory

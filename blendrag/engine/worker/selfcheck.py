@@ -45,6 +45,7 @@ def unfit_reason(decoder: Decoder, cache: PagedCache, ranks: Ranks = ALONE) -> s
     try:
         with ranks.together(*_OF_STRUCTURE):
             error, error_of_shift = forward_errors(decoder, cache)
+            _ = decoder.unrotates  # learnt now and not in a blend, since it waits for the device
         # All sides of forward_errors attend the same way, so it does not see a wrong mask.
         error_of_mask = mask_error(decoder, cache, tokens=2048, share=0.25) if cache.by_kernel else 0.0
     except Exception as problem:  # whatever an unknown structure may do, it must not end the worker

@@ -64,7 +64,7 @@ def model_there(folder: Path, layers: int) -> LoadedModel:
         (1, BlendOptions(0.3, "hkvd")),
         (1, BlendOptions(0.3, "hkvd:metric=kv:threshold=0.2")),
         (2, BlendOptions(0.3, "hkvd:check_layers=1+2")),
-        (1, BlendOptions(0.3, "query:shift=no")),
+        (1, BlendOptions(0.3, "query")),
         (0, BlendOptions(0.3, "first_k")),
         (0, BlendOptions(0.3, "all")),
         (0, BlendOptions(0.3, "none")),
@@ -78,6 +78,7 @@ def test_host_waits_for_the_device_once_a_choice(
     for layers in (4, 8):
         folder = tmp_path / str(layers)
         model = model_there(folder, layers)
+        assert model.decoder.unrotates  # learnt when a model is bound
         crossings.forget()
         report = ChunkedPrompt(layers).blend(model, folder / "kv", options, written=40)
         assert report.recomputed or options.selector == "none"

@@ -55,7 +55,8 @@ def blended(model: LoadedModel, root: Path, options: BlendOptions) -> tuple[list
     prompt.blend(model, root, options, choices=choices)
     at = np.concatenate([np.arange(start, start + n) for _, start, n in prompt.spans])
     pages = model.cache.pages(BLOCK_IDS)
-    return [pages.read(layer, at) for layer in range(model.decoder.num_layers)], choices.chosen
+    read = pages.reader(at)
+    return [read(layer) for layer in range(model.decoder.num_layers)], choices.chosen
 
 
 @pytest.mark.parametrize("rope", ROPES.values(), ids=ROPES)
@@ -69,7 +70,7 @@ def test_k_is_turned_back_whatever_the_rope(
         )
     positions, key = torch.tensor([0, 5, 77, 4000]), torch.randn(4, 3, 64).to(dtype)
     turned = rotate(module, positions, key.flatten(1).clone()).view(key.shape)
-    back = Unrotation.of(partial(rotate, module), positions, 64, dtype)(turned)
+    back = Unrotation.of(partial(rotate, module), 64, dtype, positions.device).at(positions)(turned)
     torch.testing.assert_close(back, key, rtol=tolerance, atol=tolerance)
 
 
