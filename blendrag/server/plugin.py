@@ -34,10 +34,16 @@ class BlendPlugin:
 
 
 def end_with_server() -> None:
-    """Have the processes that a server has started end with it; any other goes on. A plugin of
-    ``vllm.general_plugins``, which every process of vLLM's loads before anything that takes long."""
+    """Have the processes that a server has started end with it, and take no embeddings of images from its
+    clients; any other goes on. A plugin of ``vllm.general_plugins``, which every process of vLLM's loads
+    before anything that takes long."""
     from blendrag.engine.client.watchdog import exit_with_parent
     from blendrag.engine.wire.recipe import SECRET
 
-    if SECRET in os.environ and multiprocessing.parent_process() is not None:
+    if SECRET not in os.environ:
+        return
+    if multiprocessing.parent_process() is not None:
         exit_with_parent(of_server=True)
+    from blendrag.engine.compat.start import no_embeddings_from_clients
+
+    no_embeddings_from_clients()

@@ -222,13 +222,13 @@ SHAPES = (
     Shape("Arcee", "ArceeConfig"),
     Shape("HunYuan", "HunYuanDenseV1Config"),
     Shape("Helium", "HeliumConfig"),
-    Shape("GPT-NeoX, Pythia", "GPTNeoXConfig", {"num_key_value_heads": 4}),
+    Shape("GPT-NeoX, Pythia", "GPTNeoXConfig", {"num_key_value_heads": 4, "initializer_range": 0.2}),
     Shape("StableLM", "StableLmConfig"),
     Shape("Llama 4", "Llama4TextConfig", {"attention_chunk_size": 128, **_LLAMA4}, always=True),
     Shape(
         "Command R 7B, Command A",
         "Cohere2Config",
-        {"sliding_window_pattern": 2, "initializer_range": 0.3, **_WINDOWS},
+        {"sliding_window_pattern": 2, "logit_scale": 1.0, **_WINDOWS},
     ),
     Shape(
         "Mistral Small 3, Devstral",

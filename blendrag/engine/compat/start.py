@@ -8,7 +8,7 @@ from dataclasses import fields
 from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple, NoReturn
 
-from vllm.config import KVTransferConfig
+from vllm.config import KVTransferConfig, VllmConfig
 from vllm.platforms import current_platform
 
 from blendrag.engine.compat.platform import PLAIN_KV
@@ -22,12 +22,21 @@ def argument_names() -> frozenset[str]:
     return frozenset(field.name for field in fields(AsyncEngineArgs))
 
 
+def no_embeddings_from_clients() -> None:
+    """Have vLLM (from 0.32) not take our connector for that of an engine which another one sends embeddings
+    of images to: it would accept them from any client, who could end it with one of a wrong shape, and load
+    what reads images even for texts alone. ``enable_mm_embeds`` is left to whoever wants it."""
+    if hasattr(VllmConfig, "_resolve_mm_embedding_inputs"):
+        VllmConfig._resolve_mm_embedding_inputs = lambda self: None
+
+
 def start_llm(arguments: dict[str, Any], connector: dict[str, Any]) -> Any:
     """Start an ``AsyncLLM`` and its processes. Blocks until they are ready, or raises vLLM's error. Models
     that :func:`unconnected` names get no connector."""
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
+    no_embeddings_from_clients()
     args = AsyncEngineArgs(**arguments)
     if unconnected(arguments) is None:
         args.kv_transfer_config = KVTransferConfig(**connector)
@@ -42,9 +51,9 @@ def unconnected(arguments: dict[str, Any]) -> str | None:
     model = AsyncEngineArgs(**arguments).create_model_config()
     if model.is_hybrid or model.is_attention_free:
         return "it keeps a state instead of KV"
-    text = model.hf_text_config
-    sizes = {getattr(text, name, None) for name in ("head_dim", "global_head_dim")} - {None}
-    if getattr(text, "num_kv_shared_layers", 0) and len(sizes) > 1:
+    text = model.hf_text_config.to_dict()  # attributes that differ by layer raise
+    sizes = {text.get(name) for name in ("head_dim", "global_head_dim")} - {None}
+    if text.get("num_kv_shared_layers") and len(sizes) > 1:
         return "its layers share KV of several shapes"
     return None
 
