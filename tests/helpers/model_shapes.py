@@ -228,7 +228,13 @@ SHAPES = (
     Shape(
         "Command R 7B, Command A",
         "Cohere2Config",
-        {"sliding_window_pattern": 2, "logit_scale": 1.0, **_WINDOWS},
+        {
+            "sliding_window_pattern": 4,
+            "sliding_window": 256,
+            "logit_scale": 1.0,
+            "tie_word_embeddings": True,
+            "initializer_range": 0.3,
+        },
     ),
     Shape(
         "Mistral Small 3, Devstral",

@@ -52,8 +52,8 @@ def unconnected(arguments: dict[str, Any]) -> str | None:
     if model.is_hybrid or model.is_attention_free:
         return "it keeps a state instead of KV"
     text = model.hf_text_config.to_dict()  # attributes that differ by layer raise
-    sizes = {text.get(name) for name in ("head_dim", "global_head_dim")} - {None}
-    if text.get("num_kv_shared_layers") and len(sizes) > 1:
+    shapes = text.get("per_layer_config") or text.get("global_head_dim")
+    if shapes and text.get("num_kv_shared_layers"):
         return "its layers share KV of several shapes"
     return None
 
