@@ -88,7 +88,8 @@ class Shape:
 def provide_torchvision(patch: pytest.MonkeyPatch) -> None:
     """Where torchvision's build for CPUs is not to be had: the names that vLLM imports of it, here and in
     processes that are started. Texts need no more."""
-    if find_spec("torchvision") is None:
+    found = find_spec("torchvision")
+    if found is None or _NAMES_ALONE in Path(found.origin or "").parents:  # of a test before
         patch.syspath_prepend(_NAMES_ALONE)
         patch.setenv("PYTHONPATH", f"{_NAMES_ALONE}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
 
