@@ -45,7 +45,6 @@ def unfit_reason(decoder: Decoder, cache: PagedCache, ranks: Ranks = ALONE) -> s
     try:
         with ranks.together(*_OF_STRUCTURE):
             error, error_of_shift = forward_errors(decoder, cache)
-            _ = decoder.unrotates  # learnt now and not in a blend, since it waits for the device
         # All sides of forward_errors attend the same way, so it does not see a wrong mask.
         error_of_mask = mask_error(decoder, cache, tokens=2048, share=0.25) if cache.by_kernel else 0.0
     except Exception as problem:  # whatever an unknown structure may do, it must not end the worker
@@ -73,6 +72,7 @@ def forward_errors(decoder: Decoder, cache: PagedCache) -> tuple[float, float]:
     ours = prefill_chunks(decoder, cache, [ChunkTokens("", tuple(_PROBE))])[0].to(cache.device)
     longest = decoder.vllm_config.model_config.max_model_len
     begins = 0, min(_SHIFT, longest - len(_PROBE))
+    _ = decoder.unrotates  # learnt now and not in a blend, since it waits for the device
     error, error_of_shift = (max(_own_forward(decoder, cache, ours, begin)) for begin in begins)
     return error, error_of_shift
 
