@@ -20,8 +20,9 @@ from places import EXAMPLES
 pytestmark = [pytest.mark.own_engine, pytest.mark.nightly]
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
-# vLLM's kernel for it wants more.
-needs_avx512 = pytest.mark.skipif(not torch.cpu._is_avx512_supported(), reason="a CPU without AVX-512")
+needs_avx512 = pytest.mark.skipif(
+    not torch.cpu._is_avx512_supported(), reason="vLLM keeps KV in eight bits on CPUs with AVX-512 only"
+)
 
 
 def settings(model: Path, **options: Any) -> dict[str, Any]:

@@ -90,7 +90,9 @@ def test_ranks_that_share_tensors_are_taken(model_dir: Path) -> None:
     assert reason(made) is None
 
 
-@pytest.mark.skipif(not torch.cpu._is_avx512_supported(), reason="a CPU without AVX-512 has none")
+@pytest.mark.skipif(
+    not torch.cpu._is_avx512_supported(), reason="vLLM keeps KV in eight bits on CPUs with AVX-512 only"
+)
 @pytest.mark.parametrize("dtype", ["fp8", "fp8_e5m2"])
 def test_cache_of_eight_bits_is_taken(model_dir: Path, dtype: Any) -> None:
     assert reason(config(model_dir, kv_cache_dtype=dtype)) is None
