@@ -257,11 +257,11 @@ def exactly_kept(attention: Any, key: torch.Tensor, value: torch.Tensor) -> tupl
     fp8, scales = _fp8_of(attention), scales_of(attention)
     if fp8 is None or scales is None:
         return key, value
-    kept = (
+    key, value = (
         ((part.float() / scale).to(fp8).float() * scale).to(part.dtype)
         for part, scale in zip((key, value), scales, strict=True)
     )
-    return next(kept), next(kept)
+    return key, value
 
 
 def block_format(attentions: Sequence[Any]) -> str:

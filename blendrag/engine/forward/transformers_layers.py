@@ -75,22 +75,23 @@ class TransformersDecoder(WholeLayerDecoder):
         for begin in range(0, longest, _PIECE):
             at = torch.arange(begin, min(begin + _PIECE, longest), device=device)
             read.append([call[_ANGLES] for call in self.calls(torch.zeros_like(at), at)])
-        shared: dict[tuple[int, ...], tuple[torch.Tensor, torch.Tensor]] = {}
+        shared: dict[tuple[int, ...], TransformersRotary] = {}
         found: list[Any | None] = []
         two = torch.tensor([5, 9], device=device)
         calls = self.calls(torch.zeros_like(two), two)
         self._turned: int = calls[0][_ANGLES][0].shape[-1]
         for layer, (call, *pieces) in enumerate(zip(calls, *read, strict=True)):
-            key = tuple(id(cos) for cos, _ in pieces)  # layers of one kind are given the same tensors
-            if key not in shared:
-                shared[key] = torch.cat([c[0] for c, _ in pieces]), torch.cat([s[0] for _, s in pieces])
-            apply = vars(sys.modules[type(self._parent(layer)).__module__]).get(_APPLY)
             if not self._reads_angles(layer, call):
                 found.append(None)
-            elif apply is None:
-                raise ModelNotSupportedError(f"layer {layer}: its file in transformers has no {_APPLY}")
-            else:
-                found.append(TransformersRotary(*shared[key], apply, self.kv_shape[1]))
+                continue
+            key = tuple(id(cos) for cos, _ in pieces)  # layers of one kind are given the same tensors
+            if key not in shared:
+                apply = vars(sys.modules[type(self._parent(layer)).__module__]).get(_APPLY)
+                if apply is None:
+                    raise ModelNotSupportedError(f"layer {layer}: its file in transformers has no {_APPLY}")
+                cos, sin = (torch.cat([angles[part][0] for angles in pieces]) for part in (0, 1))
+                shared[key] = TransformersRotary(cos, sin, apply, self.kv_shape[1])
+            found.append(shared[key])
         return found
 
     def _parent(self, layer: int) -> Any:
