@@ -166,16 +166,21 @@ def test_pool_for_four_prompts_runs_sixteen_and_preempts_none(few_blocks: Bench)
 
 def test_preempted_answer_is_the_same_and_loses_no_block(few_blocks: Bench) -> None:
     prompt, engine = few_blocks.prompt(few_blocks.pieces[:18], aligned=False), few_blocks.engine
-    alone = generate(few_blocks, prompt, kv_budget=BUDGET).text
+    alone = generate(few_blocks, prompt, kv_budget=BUDGET)
     for after in (1, 3, 20):
         few_blocks.reset()
         recipe = few_blocks.recipe(prompt, selector="query", kv_budget=BUDGET)
         stream = engine.stream(prompt.token_ids, TEXT, recipe)
-        text = "".join(next(stream).text for _ in range(after))
+        tokens = [token for _ in range(after) for token in next(stream).token_ids]
+        assert tokens == alone.token_ids[: len(tokens)]
         few_blocks.preempt_all()
-        text += "".join(delta.text for delta in stream)
-        # What follows was evicted anew, with tokens behind the prompt: it may part later.
-        assert text[:20] == alone[:20]
+        tokens += [token for delta in stream for token in delta.token_ids]
+        # What follows was evicted anew, with tokens behind the prompt: two tokens as likely may change places.
+        pairs = zip(tokens, alone.token_ids, alone.logprobs, strict=True)
+        parted = next(((mine, theirs, of) for mine, theirs, of in pairs if mine != theirs), None)
+        if parted is not None:
+            mine, theirs, of = parted
+            assert of[theirs] - of[mine] < 0.3
     few_blocks.reset()
     assert few_blocks.blended(prompt).report
 
