@@ -138,7 +138,7 @@ class _Check:
             special: list[Check] = []
             if self.engine.facts.blocks:
                 special.append(self._restored(prompts[0], full[0]))
-            if self.settings.prefix_caching:
+            if self.settings.prefix_caching and self.engine.facts.prefix_caching:
                 special.append(self._behind_a_hit(store, prompts[0], texts[1][:2]))
             if self.settings.blend_share < 1.0:  # else a blend is one slice
                 special.append(self._in_slices(store, prompts[0], full[0]))

@@ -14,7 +14,7 @@ from blendrag.errors import ModelError
 from blendrag.models import load_tokenizer, model_digest
 from blendrag.prompt import shared_prefix, start_prefix
 from blendrag.settings import Settings
-from blendrag.store.identity import KVIdentity, prefix_name
+from blendrag.store.identity import KVIdentity, kv_shape, prefix_name
 
 
 def prefix_ids(settings: Settings, model_path: Path) -> tuple[int, ...]:
@@ -37,7 +37,7 @@ def kv_identity(settings: Settings, model_path: Path, prefix: Sequence[int] = ()
     except (OSError, ValueError) as error:
         raise ModelError(f"cannot read {str(model_path / 'config.json')!r}: {error}") from error
     config |= config.get("text_config") or {}
-    heads = config.get("num_attention_heads") or 0
+    heads, size = kv_shape(config) or (0, 0)
     name, weights = settings.model, model_digest(model_path)
     if settings.lora is not None:
         adapter = adapter_for(model_path, settings.lora)
@@ -48,8 +48,8 @@ def kv_identity(settings: Settings, model_path: Path, prefix: Sequence[int] = ()
         weights=weights,
         dtype=settings.dtype,
         num_layers=config.get("num_hidden_layers") or 0,
-        num_kv_heads=config.get("num_key_value_heads") or heads,
-        head_size=config.get("head_dim") or (config.get("hidden_size") or 0) // max(1, heads),
+        num_kv_heads=heads,
+        head_size=size,
         codec=settings.codec,
         prefix=prefix_name(settings.shared_prefix, prefix),
         namespace=settings.namespace,

@@ -3,16 +3,50 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
 LAYOUT_VERSION = 2  # of records and catalogues
+HeadShape = tuple[int, int]
+"""(kv_heads, numbers of a head)."""
 NO_CONTEXT = ""  # the context of a chunk without text before it
 ALONE = "alone"  # ``KVIdentity.prefix`` of chunks that are prefilled behind nothing
+
+
+def latent_shape(size: int) -> HeadShape:
+    """Return the shape of K, and of V, as which a token's ``size`` numbers are stored that are both (MLA)."""
+    return 1, -(-size // 2)
+
+
+def common_shape(shapes: Collection[HeadShape]) -> HeadShape | None:
+    """Return the shape as which K and V of layers with these shapes are stored: heads of the one that has
+    fewest, as wide as it takes. None if others have no multiple of them."""
+    heads = min(each for each, _ in shapes)
+    if any(each % max(1, heads) for each, _ in shapes):
+        return None
+    return heads, max(each * size for each, size in shapes) // max(1, heads)
+
+
+def kv_shape(config: Mapping[str, Any]) -> HeadShape | None:
+    """Return the shape as which K and V of a model are stored that has this ``config.json``; None if its
+    layers' shapes have nothing in common."""
+    if latent := config.get("kv_lora_rank"):
+        return latent_shape(latent + (config.get("qk_rope_head_dim") or 0))
+    heads = config.get("num_attention_heads") or 0
+    size = config.get("head_dim") or (config.get("hidden_size") or 0) // max(1, heads)
+    first = config.get("num_key_value_heads") or heads, size
+    shapes = {first}
+    for layer in (config.get("per_layer_config") or {}).values():
+        shapes.add((layer.get("num_key_value_heads") or first[0], layer.get("head_dim") or size))
+    if wide := config.get("global_head_dim"):  # Gemma 4 writes so of its layers without windows
+        equal = config.get("attention_k_eq_v")
+        shapes.add(((config.get("num_global_key_value_heads") if equal else None) or first[0], wide))
+    return common_shape(shapes)
 
 
 def prefix_name(kind: str, token_ids: Sequence[int]) -> str:

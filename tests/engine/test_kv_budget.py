@@ -175,7 +175,7 @@ def test_preempted_answer_is_the_same_and_loses_no_block(few_blocks: Bench) -> N
         assert tokens == alone.token_ids[: len(tokens)]
         few_blocks.preempt_all()
         tokens += [token for delta in stream for token in delta.token_ids]
-        # What follows was evicted anew, with tokens behind the prompt: two tokens as likely may change places.
+        # What follows was evicted anew, with tokens behind the prompt: two as likely may change places.
         pairs = zip(tokens, alone.token_ids, alone.logprobs, strict=True)
         parted = next(((mine, theirs, of) for mine, theirs, of in pairs if mine != theirs), None)
         if parted is not None:

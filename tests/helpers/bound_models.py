@@ -87,7 +87,8 @@ def _report(config: Any) -> DoctorReport:
     if reason := unfit_reason(decoder, cache):
         return DoctorReport("", name, (), reason)
     error = mask_error(decoder, cache, _TOKENS, share=0.25)
-    lost = [output_weight(*each) is None for each in zip(decoder.layers, decoder.attentions, strict=True)]
+    of_heads = [] if cache.latent else zip(decoder.layers, decoder.attentions, strict=True)
+    lost = [output_weight(*each) is None for each in of_heads]
     rows = (
         Check("mask", str(error), "0.01", error <= 0.01),
         Check("no output projection", str(sum(lost)), "0", not any(lost)),
@@ -96,27 +97,35 @@ def _report(config: Any) -> DoctorReport:
 
 
 def _groups(config: Any) -> list[list[Any]]:
-    """As vLLM's model runner has them without the hybrid KV cache manager: one, if some layer has all KV."""
+    """As vLLM's model runner has them without the hybrid KV cache manager: one, if some layer has all KV,
+    divided by the shape of KV."""
     from vllm.model_executor.layers.attention.attention import Attention
+    from vllm.model_executor.layers.attention.mla_attention import MLAAttention
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionMetadataBuilder
-    from vllm.v1.kv_cache_interface import FullAttentionSpec
+    from vllm.v1.core.kv_cache_utils import unify_hybrid_kv_cache_specs
 
     layers = config.compilation_config.static_forward_context
-    attentions = {name: each for name, each in layers.items() if isinstance(each, Attention)}
-    if not attentions:
-        return []
-    for each in attentions.values():
-        shape = (_BLOCKS, each.num_kv_heads, _BLOCK_SIZE, 2 * each.head_size)
-        each.kv_cache = torch.zeros(shape, dtype=config.model_config.dtype)
-    specs = [each.get_kv_cache_spec(config) for each in attentions.values()]
-    spec = next((each for each in specs if isinstance(each, FullAttentionSpec)), specs[0])
-    builder = CPUAttentionMetadataBuilder(spec, list(attentions), config, torch.device("cpu"))
-    group = SimpleNamespace(
-        kv_cache_spec=spec,
-        layer_names=list(attentions),
-        get_metadata_builder=lambda *_: builder,
-    )
-    return [[group]]
+    attentions = {name: each for name, each in layers.items() if isinstance(each, Attention | MLAAttention)}
+    by_shape: dict[tuple[int, int], list[str]] = {}
+    for name, each in attentions.items():
+        of_heads = (each.num_kv_heads, _BLOCK_SIZE, 2 * each.head_size)
+        of_block = (_BLOCK_SIZE, each.head_size) if isinstance(each, MLAAttention) else of_heads
+        each.kv_cache = torch.zeros((_BLOCKS, *of_block), dtype=config.model_config.dtype)
+        by_shape.setdefault((each.num_kv_heads, each.head_size), []).append(name)
+
+    specs = {name: each.get_kv_cache_spec(config) for name, each in attentions.items()}
+    unify_hybrid_kv_cache_specs(specs)
+
+    def group(names: list[str]) -> Any:
+        spec = specs[names[0]]
+        builder = CPUAttentionMetadataBuilder(spec, names, config, torch.device("cpu"))
+        return SimpleNamespace(
+            kv_cache_spec=spec,
+            layer_names=names,
+            get_metadata_builder=lambda *_: builder,
+        )
+
+    return [[group(names) for names in by_shape.values()]] if attentions else []
 
 
 if __name__ == "__main__":

@@ -181,12 +181,17 @@ _LONG_ROPE = {
 }
 _GEMMA = {**_WINDOWS, "query_pre_attn_scalar": 32, "tie_word_embeddings": True}
 _LATENT = {
+    # Sizes that vLLM's CPU build computes; its RoPE of other types is wrong for them.
     "q_lora_rank": None,
-    "kv_lora_rank": 32,
-    "qk_rope_head_dim": 16,
-    "qk_nope_head_dim": 16,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 32,
     "v_head_dim": 32,
+    "head_dim": 64,
+    "rope_parameters": {**_YARN, "mscale": 0.707, "mscale_all_dim": 0.707},
     "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
     "n_shared_experts": 1,
     "moe_intermediate_size": 64,
     "first_k_dense_replace": 1,
@@ -286,7 +291,19 @@ SHAPES = (
         "Gemma 4",
         "Gemma4TextConfig",
         {"global_head_dim": 64, "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0, **_WINDOWS},
-        "has another shape",
+    ),
+    Shape(
+        "Gemma 4 26B, 31B",
+        "Gemma4TextConfig",
+        {
+            "global_head_dim": 64,
+            "num_key_value_heads": 4,
+            "num_global_key_value_heads": 2,
+            "attention_k_eq_v": True,
+            "num_kv_shared_layers": 0,
+            "hidden_size_per_layer_input": 0,
+            **_WINDOWS,
+        },
     ),
     Shape(
         "Gemma 4 E2B, E4B",
@@ -311,14 +328,9 @@ SHAPES = (
         {"sliding_window": None, "rope_parameters": _LONG_ROPE},
         "Phi3LongRoPEScaledRotaryEmbedding",
     ),
-    Shape("DeepSeek V2", "DeepseekV2Config", _LATENT, _NO_ATTENTION, answers=False),
-    Shape(
-        "DeepSeek V3, R1",
-        "DeepseekV3Config",
-        {"topk_method": "noaux_tc", **_LATENT},
-        _NO_ATTENTION,
-        answers=False,
-    ),
+    Shape("DeepSeek V2", "DeepseekV2Config", {"topk_method": "greedy", **_LATENT}),
+    Shape("DeepSeek V3, R1, Kimi K2", "DeepseekV3Config", {"topk_method": "noaux_tc", **_LATENT}),
+    Shape("GLM 4.7 Flash", "Glm4MoeLiteConfig", _LATENT),
     Shape(
         "Jamba",
         "JambaConfig",

@@ -367,7 +367,7 @@ class RequestBlend:
                 layers.close()
             raise _NoRoomError(short)
         assert layers is not None
-        shape = (sum(span.length for span in spans), *self._model.decoder.kv_shape)
+        shape = (sum(span.length for span in spans), *self._model.decoder.stored_shape)
         like = torch.empty(0, dtype=kv.layout.dtype, device=self._model.cache.device)
         self._steady = SteadyLayers(layers, shape, like)
         return self._steady

@@ -35,8 +35,11 @@ class QuestionPass:
         self._mass = torch.zeros(tokens.cached.size, device=forward.device)
         self._cached = upload(tokens.cached, forward.device)
         self._fresh = Indices.of(tokens.fresh, forward.device)
-        shape = (tokens.fresh.size, *decoder.kv_shape)
-        self._fresh_key = torch.empty(shape, dtype=decoder.dtype, device=forward.device)
+        shapes = {kv.key for kv in decoder.kv}
+        self._fresh_keys = {
+            shape: torch.empty((tokens.fresh.size, *shape), dtype=decoder.dtype, device=forward.device)
+            for shape in shapes
+        }
 
     def run(self) -> Generator[None, None, torch.Tensor]:
         """Return the attention to the cached tokens, [cached] float32 on the CPU, summed over layers: without
@@ -59,11 +62,12 @@ class QuestionPass:
             return
         begin = int(np.searchsorted(self._fresh.host, positions.host[0]))  # where this piece begins
         end = begin + len(positions)
-        self._fresh_key[begin:end] = projected.key  # earlier ones are there
+        fresh_keys = self._fresh_keys[self._forward.decoder.kv[layer].key]
+        fresh_keys[begin:end] = projected.key  # earlier ones are there
         first = int(np.searchsorted(positions.host, self._question))
         if first < len(positions):  # otherwise none of them asks
             query, at = projected.query[first:], positions.device[first:]
-            fresh_key, fresh = self._fresh_key[:end], self._fresh.device[:end]
+            fresh_key, fresh = fresh_keys[:end], self._fresh.device[:end]
             self._mass += question_attention(
                 query, at, cached_key, self._cached, fresh_key, fresh, self._scores[layer]
             )

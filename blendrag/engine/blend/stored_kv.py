@@ -43,7 +43,7 @@ class StoredKV:
     def at(self, layer: int) -> KV:
         """Return the layer as it is stored, K before RoPE, to compare with. It has to have arrived."""
         assert self._last is not None and self._last[0] == layer
-        return self._last[1]
+        return self._forward.decoder.kv[layer].loaded(*self._last[1])
 
     def write(self, layer: int) -> KV:
         """Write the layer to the pages, and return its K, moved to its positions, and V."""

@@ -15,7 +15,7 @@ from blendrag.compress.window import gram_of
 from blendrag.engine.budget.head_pages import HeadPages, KeptPages, PageReader
 from blendrag.engine.budget.head_reading import HeadReading
 from blendrag.engine.compat.head_attention import HeadKernel, bind, not_by_heads
-from blendrag.engine.compat.model import heads_of, kv_shape_of, output_weight, scale_of, scores_of
+from blendrag.engine.compat.model import heads_of, output_weight, scale_of, scores_of
 from blendrag.engine.forward.decoder import Decoder
 from blendrag.engine.forward.indices import Ints, upload
 from blendrag.engine.forward.paged import PagedCache
@@ -236,7 +236,7 @@ class Compression(WorkerHook):
     def _gram(self, layer: int) -> torch.Tensor:
         if layer not in self._grams:
             attention = self._decoder.attentions[layer]
-            kv_heads, _ = kv_shape_of(attention)
+            kv_heads, _ = self._decoder.kv[layer].key
             self._grams[layer] = gram_of(self._output(layer), heads_of(attention), kv_heads)
         return self._grams[layer]
 

@@ -15,7 +15,8 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from blendrag.engine.compat.model import cache_of, kv_shape_of, write_kv
+from blendrag.engine.compat.layer_kv import layer_kv
+from blendrag.engine.compat.model import cache_of
 from blendrag.engine.forward.indices import Ints, upload
 from blendrag.engine.forward.page_order import PageOrder
 
@@ -46,7 +47,7 @@ class HeadPages:
         """Return the pages, or None where the layers' caches have other shapes, or are not in one
         allocation."""
         caches = [cache_of(attention) for attention in attentions]
-        (heads, size), like = kv_shape_of(attentions[0]), caches[0]
+        (heads, size), like = layer_kv(attentions[0]).key, caches[0]
         shape = (heads, like.shape[-2], 2 * size)
         facts = {(c.untyped_storage().data_ptr(), c.shape, c.stride(), c.dtype) for c in caches}
         plain = like.dim() == 4 and tuple(like.shape[1:]) == shape and like.is_floating_point()
@@ -66,7 +67,7 @@ class HeadPages:
         slots = (pages[:, None] * self.block_size + np.arange(self.block_size)).ravel()
         # The kernels take K and V by rows of heads.
         rows = key.unsqueeze(1).contiguous(), value.unsqueeze(1).contiguous()
-        write_kv(self.attentions[layer], *rows, self.view, upload(slots, self.device))
+        layer_kv(self.attentions[layer]).write(*rows, self.view, upload(slots, self.device))
 
     def copy_of(self, blocks: Ints) -> list[torch.Tensor]:
         """Return what each layer has in these blocks, for :meth:`restore`."""
@@ -93,7 +94,7 @@ class PageReader:
     @classmethod
     def of(cls, pages: HeadPages, scratch: torch.Tensor) -> Self | None:
         """Return a reader, or None if the backend's order cannot be learnt (``PageOrder.learn``)."""
-        order = PageOrder.learn(pages.attentions[0], scratch)
+        order = PageOrder.learn(layer_kv(pages.attentions[0]), scratch)
         return None if order is None else cls(pages, order)
 
     def keys(self, ids: Ints) -> torch.Tensor:

@@ -14,14 +14,15 @@ from vllm.forward_context import set_forward_context
 from vllm.model_executor.layers.attention.attention import Attention
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.model_executor.layers.linear import RowParallelLinear
-from vllm.model_executor.layers.rotary_embedding.mrope import MRotaryEmbedding
 from vllm.v1.attention.backend import AttentionType, CommonAttentionMetadata
-from vllm.v1.kv_cache_interface import SlidingWindowSpec
+from vllm.v1.kv_cache_interface import AttentionSpec, MLAAttentionSpec, SlidingWindowSpec
 
 from blendrag.attention.runs import Runs
 from blendrag.attention.scores import Scores
+from blendrag.engine.compat.layer_kv import is_latent, layer_kv, stored_shape, unread_latents
 from blendrag.engine.compat.parallel import divided_otherwise
 from blendrag.engine.compat.platform import FP8_KV, PLAIN_KV, is_cpu
+from blendrag.store.identity import kv_shape
 
 # Structures that `known_layers.KnownDecoder` computes piecewise; anything else goes through whole layers.
 KNOWN_ARCHITECTURES = frozenset(
@@ -48,6 +49,7 @@ _STATIC_ROPES = frozenset(
         "YaRNScalingRotaryEmbedding",
         "NTKScalingRotaryEmbedding",
         "Gemma4RotaryEmbedding",
+        "DeepseekScalingRotaryEmbedding",
         # Those for images and text. A text's tokens have the same position three times.
         "MRotaryEmbedding",
         "MRotaryEmbeddingInterleaved",
@@ -91,7 +93,8 @@ def attention_of(layer: Any) -> Any | None:
     """Return the one vLLM attention module inside a decoder layer; None if there is none, or others, or a
     state."""
     found = [module for module in layer.modules() if isinstance(module, AttentionLayerBase)]
-    return found[0] if len(found) == 1 and isinstance(found[0], Attention) else None
+    known = len(found) == 1 and (isinstance(found[0], Attention) or is_latent(found[0]))
+    return found[0] if known else None
 
 
 def norm_behind_rope(layer: Any) -> Any | None:
@@ -120,8 +123,10 @@ def unsupported_reason(vllm_config: Any, runner: Any, model: Any) -> str | None:
         reason = _unsupported_layer(layer)
         if reason:
             return f"layer {number}: {reason}"
-    if len({(each.num_kv_heads, each.head_size) for each in map(attention_of, layers) if each}) > 1:
-        return "KV of some of its layers has another shape than that of others"
+    shape = stored_shape([layer_kv(attention_of(layer)) for layer in layers])
+    expected = kv_shape(vllm_config.model_config.hf_text_config.to_dict())
+    if shape is None or expected is None or shape[1] != expected[1]:
+        return "KV of its layers has no shape in common that its config.json tells of"
     if len(runner.attn_groups) != 1:
         return "the model needs several KV cache groups"
     if any(isinstance(group.kv_cache_spec, SlidingWindowSpec) for group in runner.attn_groups[0]):
@@ -140,24 +145,39 @@ def _moving_rope(vllm_config: Any) -> str | None:
 
 
 def _splits_blocks(group: Any) -> bool:
-    """Return whether the backend's blocks are smaller than those of vLLM's pool."""
-    builder = group.get_metadata_builder()
-    return bool(builder.kv_cache_spec.block_size != group.kv_cache_spec.block_size)
+    """Return whether the backend's blocks are smaller than those of vLLM's pool. Latents, and layers that
+    differ in shape, are in blocks of the pool's size."""
+    spec = group.kv_cache_spec
+    if not isinstance(spec, AttentionSpec) or isinstance(spec, MLAAttentionSpec):
+        return False
+    return bool(group.get_metadata_builder().kv_cache_spec.block_size != spec.block_size)
 
 
 def _unsupported_layer(layer: Any) -> str | None:
     attention, rotary = attention_of(layer), rotary_of(layer)
     if attention is None:
-        return "it has no single attention module (MLA, Mamba and hybrid layers are not blended)"
+        return "it has no single attention module (Mamba and hybrid layers are not blended)"
+    if is_latent(attention):
+        return _unread_latents(attention, rotary)
     if attention.attn_type != AttentionType.DECODER or attention.kv_sharing_target_layer_name:
         return "its attention is not plain causal self-attention"
     if attention.kv_cache_dtype not in PLAIN_KV | FP8_KV:
         return f"how its KV cache is quantised is not known (kv_cache_dtype {attention.kv_cache_dtype})"
     if attention.attn_backend.forward_includes_kv_cache_update:
         return f"backend {attention.attn_backend.get_name()} does not write KV separately"
-    if rotary is not None and type(rotary).__name__ not in _STATIC_ROPES:
-        return f"RoPE type {type(rotary).__name__} changes with the prompt's length or modality"
-    return None if is_cpu() else _unread_cache(attention)
+    return _moving(rotary) or (None if is_cpu() else _unread_cache(attention))
+
+
+def _moving(rotary: Any | None) -> str | None:
+    if rotary is None or type(rotary).__name__ in _STATIC_ROPES:
+        return None
+    return f"RoPE type {type(rotary).__name__} changes with the prompt's length or modality"
+
+
+def _unread_latents(attention: Any, rotary: Any | None) -> str | None:
+    if attention.kv_cache_dtype not in PLAIN_KV:
+        return f"how its latent KV is quantised is not known (kv_cache_dtype {attention.kv_cache_dtype})"
+    return unread_latents(attention) or _moving(rotary)
 
 
 def _unread_cache(attention: Any) -> str | None:
@@ -179,15 +199,6 @@ def leave_rows_whole(model: Any) -> None:
     scores = [scores_of(attention) for attention in found if attention is not None]
     if is_cpu() and any(each and each.window and each.sinks is not None for each in scores):
         envs.VLLM_CPU_ATTN_SPLIT_KV = False  # replaces what vLLM would read from the environment
-
-
-def rotate(rotary: Any, positions: torch.Tensor, heads: torch.Tensor) -> torch.Tensor:
-    """Apply the model's own RoPE to [n, heads * head_size], in place where the platform's kernel is."""
-    if isinstance(rotary, MRotaryEmbedding):  # it takes no Q without K
-        _, rotated = rotary(positions, heads[:, : rotary.head_size].clone(), heads)
-        return rotated
-    rotated, _ = rotary(positions, heads, None)
-    return rotated
 
 
 def normed(
@@ -214,6 +225,8 @@ def scores_of(attention: Any) -> Scores | None:
     else: chunked or prefix attention, which are subclasses of vLLM's, ALiBi."""
     impl = attention.impl
     other = getattr(impl, "alibi_slopes", None) is not None or getattr(impl, "chunk_lookback", -1) >= 0
+    if is_latent(attention):
+        return Scores(float(attention.scale))
     if other or type(attention) is not Attention:
         return None
     cap, sinks = getattr(impl, "logits_soft_cap", None), getattr(impl, "sinks", None)
@@ -299,11 +312,6 @@ def heads_of(attention: Any) -> int:
     return heads
 
 
-def kv_shape_of(attention: Any) -> tuple[int, int]:
-    """Return (kv_heads, head_size) of K or V of an attention module."""
-    return attention.num_kv_heads, attention.head_size
-
-
 def has_known_parts(model: Any) -> bool:
     """Return whether a model's layers have what they are computed of piece by piece, and nothing else."""
     return type(model).__name__ in KNOWN_ARCHITECTURES and all(
@@ -331,11 +339,6 @@ def output_weight(layer: Any, attention: Any) -> torch.Tensor | None:
     one_hot = torch.eye(width, dtype=attention.kv_cache.dtype, device=attention.kv_cache.device)
     weight: torch.Tensor = beside[0].quant_method.apply(beside[0], one_hot, None).T
     return weight
-
-
-def write_kv(attention: Any, key: torch.Tensor, value: torch.Tensor, cache: Any, slots: torch.Tensor) -> None:
-    """Write [n, kv_heads, head_size] K and V to int64 ``slots``, in the backend's own layout."""
-    attention.impl.do_kv_cache_update(attention, key, value, cache, slots)
 
 
 def attend(attention: Any, query: torch.Tensor, cache: torch.Tensor, metadata: Any) -> torch.Tensor:
@@ -405,6 +408,7 @@ class LoadedWorker(NamedTuple):
     device: torch.device
     dtype: str
     block_size: int
+    prefix_caching: bool
     ranks: int
     first: bool
 
@@ -416,6 +420,7 @@ class LoadedWorker(NamedTuple):
             device=runner.device,
             dtype=str(dtype_of(vllm_config)).removeprefix("torch."),
             block_size=vllm_config.cache_config.block_size,
+            prefix_caching=bool(vllm_config.cache_config.enable_prefix_caching),
             ranks=parallel.tensor_parallel_size,
             first=parallel.data_parallel_index == 0,
         )

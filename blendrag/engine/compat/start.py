@@ -93,8 +93,8 @@ def memory_plan(arguments: dict[str, Any]) -> MemoryPlan:
 
     config = AsyncEngineArgs(**arguments).create_engine_config()
     model, cache = config.model_config, config.cache_config
-    numbers = 2 * model.get_num_layers(config.parallel_config) * model.get_head_size()
-    numbers *= model.get_num_kv_heads(config.parallel_config)
+    numbers = model.get_num_layers(config.parallel_config) * model.get_head_size()
+    numbers *= 1 if model.use_mla else 2 * model.get_num_kv_heads(config.parallel_config)
     device = int(current_platform.get_device_total_memory())
     share = int(device * cache.gpu_memory_utilization)
     bytes_each = 1 if cache.cache_dtype not in PLAIN_KV else model.dtype.itemsize

@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 import torch
 
+from blendrag.engine.compat.layer_kv import layer_kv, stored_shape
 from blendrag.engine.compat.model import (
     attention_of,
     decoder_layers,
     dtype_of,
-    kv_shape_of,
     rotary_of,
-    rotate,
     text_model,
 )
 from blendrag.engine.forward.indices import Indices, upload
 from blendrag.engine.forward.rotation import Unrotation
+from blendrag.store.identity import HeadShape
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,6 +92,7 @@ class Decoder(ABC):
         self.vllm_config = vllm_config
         self.layers = decoder_layers(model)
         self.attentions: list[Any] = [attention_of(layer) for layer in self.layers]
+        self.kv = [layer_kv(attention) for attention in self.attentions]
         # None: of a layer without positions (NoPE). One that has a module and does not call it is found by
         # running it.
         self.rotaries: list[Any | None] = [rotary_of(layer) for layer in self.layers]
@@ -101,10 +102,16 @@ class Decoder(ABC):
     def num_layers(self) -> int:
         return len(self.layers)
 
-    @property
-    def kv_shape(self) -> tuple[int, int]:
-        """Return (kv_heads, head_size) of one layer's K or V."""
-        return kv_shape_of(self.attentions[0])
+    @cached_property
+    def stored_shape(self) -> HeadShape:
+        """Return the shape in which K and V of every layer are stored, (kv_heads, head_size)."""
+        shape = stored_shape(self.kv)
+        assert shape is not None, "such a model is not blended"
+        return shape
+
+    def stored(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return a layer's K before RoPE and V as they are stored, [n, *stored_shape] each."""
+        return self.kv[layer].stored(self.stored_shape, key, value)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -119,7 +126,9 @@ class Decoder(ABC):
         """Return ``key``, K before RoPE, [n, kv_heads, head_size], moved to ``positions``. May overwrite
         ``key``."""
         rotary = self.rotaries[layer]
-        return key if rotary is None else rotate(rotary, positions, key.flatten(1)).view(key.shape)
+        if rotary is None:
+            return key
+        return self.kv[layer].rotate(rotary, positions, key.flatten(1)).view(key.shape)
 
     @cached_property
     def unrotates(self) -> bool:
@@ -128,9 +137,10 @@ class Decoder(ABC):
         layers = {id(rotary): layer for layer, rotary in enumerate(self.rotaries)}
         device = next(self.model.parameters()).device
         positions = upload(np.array([0, 1, 5, 77, 500]), device)
-        key = upload(np.linspace(-1, 1, 5 * math.prod(self.kv_shape), dtype=np.float32), device)
-        key = key.view(5, *self.kv_shape).to(self.dtype)
         for layer in layers.values():
+            shape = 5, *self.kv[layer].key
+            key = upload(np.linspace(-1, 1, math.prod(shape), dtype=np.float32), device)
+            key = key.view(shape).to(self.dtype)
             back = self.unrotation(layer, positions)(self.rotate_keys(layer, positions, key.clone()))
             if not torch.allclose(back, key, atol=0.05):
                 return False
@@ -142,7 +152,8 @@ class Decoder(ABC):
         if rotary is None:
             return lambda key: key
         if id(rotary) not in self._unrotations:
-            learnt = Unrotation.of(partial(rotate, rotary), self.kv_shape[1], self.dtype, positions.device)
+            kv = self.kv[layer]
+            learnt = Unrotation.of(partial(kv.rotate, rotary), kv.key[1], self.dtype, positions.device)
             self._unrotations[id(rotary)] = learnt
         return self._unrotations[id(rotary)].at(positions)
 

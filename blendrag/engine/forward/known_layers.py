@@ -20,10 +20,11 @@ class KnownDecoder(Decoder):
         x, residual = normed(block.input_layernorm, rows.states, rows.residual)
         qkv, _ = module.qkv_proj(x)
         query, key, value = qkv.split([module.q_size, module.kv_size, module.kv_size], dim=-1)
-        kv_shape = (x.shape[0], *self.kv_shape)
+        kv_shape = (x.shape[0], *self.kv[layer].key)
         query, key, value = query.contiguous(), key.contiguous(), value.contiguous().view(kv_shape)
         if hasattr(module, "q_norm"):
-            query, key = self._per_head(module.q_norm, query), self._per_head(module.k_norm, key)
+            query = _per_head(module.q_norm, query, module.head_dim)
+            key = _per_head(module.k_norm, key, module.head_dim)
         raw_key = key.view(kv_shape).clone() if raw_keys else None
         query, key = module.rotary_emb(rows.positions.device, query, key)
         query = scaled_query(module, rows.positions.device, query)
@@ -38,6 +39,7 @@ class KnownDecoder(Decoder):
         x, residual = normed(block.post_attention_layernorm, x, residual)
         return Rows(positions, block.mlp(x), residual)
 
-    def _per_head(self, norm: Any, heads: torch.Tensor) -> torch.Tensor:
-        by_head: torch.Tensor = norm(heads.view(heads.shape[0], -1, self.kv_shape[1]))
-        return by_head.reshape(heads.shape)
+
+def _per_head(norm: Any, heads: torch.Tensor, size: int) -> torch.Tensor:
+    by_head: torch.Tensor = norm(heads.view(heads.shape[0], -1, size))
+    return by_head.reshape(heads.shape)

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import torch
 
-from blendrag.engine.compat.model import write_kv
+from blendrag.engine.compat.layer_kv import LayerKV
 
 _BITS = {2: torch.int16, 4: torch.int32}
 
@@ -23,7 +23,7 @@ class PageOrder:
     at: torch.Tensor
 
     @classmethod
-    def learn(cls, attention: Any, scratch: torch.Tensor) -> Self | None:
+    def learn(cls, kv: LayerKV, scratch: torch.Tensor) -> Self | None:
         """Have the backend write numbers that are all different into ``scratch``, [1, 1, block_size, 2 *
         head_size]. None if it does not keep them as they are, or its order is no strided view."""
         block, width = scratch.shape[2:]
@@ -32,7 +32,7 @@ class PageOrder:
             return None
         numbers = torch.arange(block * width, device=scratch.device).to(bits)
         key, value = numbers.view(scratch.dtype).view(2, block, 1, width // 2)
-        write_kv(attention, key, value, scratch, torch.arange(block, device=scratch.device))
+        kv.write(key, value, scratch, torch.arange(block, device=scratch.device))
         kept = scratch.flatten().view(bits).cpu().int() & 0xFFFF
         ordered = kept.sort()
         order = cls(ordered.indices.view(2, block, width // 2))

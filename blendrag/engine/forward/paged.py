@@ -12,10 +12,13 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
+from blendrag.attention.latent import LatentRows, paged_latent_attention
 from blendrag.attention.paged import PagedRows, paged_attention
 from blendrag.attention.runs import find_runs
+from blendrag.engine.compat.layer_kv import is_latent, layer_kv
 from blendrag.engine.compat.model import (
     attend,
     attention_metadata,
@@ -23,17 +26,17 @@ from blendrag.engine.compat.model import (
     cache_of,
     key_value_of,
     name_of,
+    scale_of,
     scales_of,
     scores_of,
     scratch_cache,
-    write_kv,
 )
 from blendrag.engine.forward.indices import Ints, upload
 from blendrag.engine.forward.page_order import PageOrder
 
 # The addresses that some rows need to attend to their sequence, in any layer. A dict is the backend's
-# metadata, by attention layer.
-Addresses = PagedRows | dict[str, Any]
+# metadata, by attention layer. Latents have those of each sequence.
+Addresses = PagedRows | list[LatentRows] | dict[str, Any]
 
 
 class PagedCache:
@@ -42,6 +45,8 @@ class PagedCache:
 
     def __init__(self, attentions: Sequence[Any], runner: Any, block_size: int) -> None:
         self.attentions, self.runner, self.block_size = attentions, runner, block_size
+        self.kv = [layer_kv(attention) for attention in attentions]
+        self._orders: dict[torch.Size, PageOrder | None] = {}
 
     @property
     def device(self) -> torch.device:
@@ -57,22 +62,31 @@ class PagedCache:
         """Return whether what is written is rounded to eight bits."""
         return scales_of(self.attentions[0]) is not None
 
-    @cached_property
-    def order(self) -> PageOrder | None:
-        """The order of a block's numbers on a CPU; None elsewhere, and if it cannot be learnt."""
-        if self.by_kernel:
-            return None
-        like = self.attentions[0].kv_cache
-        scratch = torch.zeros((1, 1, *like.shape[2:]), dtype=like.dtype, device=like.device)
-        return PageOrder.learn(self.attentions[0], scratch)
-
     @property
+    def latent(self) -> bool:
+        """Return whether blocks have latents, one head that is K and V (MLA)."""
+        return is_latent(self.attentions[0])
+
+    def order(self, layer: int) -> PageOrder | None:
+        """Return the order of the numbers in a layer's blocks on a CPU; None elsewhere, of latents, and if it
+        cannot be learnt."""
+        if self.by_kernel or self.latent:
+            return None
+        like = cache_of(self.attentions[layer])
+        if like.shape not in self._orders:
+            scratch = torch.zeros((1, 1, *like.shape[2:]), dtype=like.dtype, device=like.device)
+            self._orders[like.shape] = PageOrder.learn(self.kv[layer], scratch)
+        return self._orders[like.shape]
+
+    @cached_property
     def readable(self) -> bool:
         """Return whether K and V can be read back (:meth:`Pages.reader`)."""
-        first = self.attentions[0]
-        if self.rounds:
-            return False
-        return self.order is not None or key_value_of(first, first.kv_cache) is not None
+        if self.rounds or self.latent:
+            return not self.rounds
+        return all(
+            self.order(layer) is not None or key_value_of(each, each.kv_cache) is not None
+            for layer, each in enumerate(self.attentions)
+        )
 
     @property
     def block_bytes(self) -> int:
@@ -82,8 +96,10 @@ class PagedCache:
 
     @property
     def format(self) -> str:
-        """Return a name for the format of a block's bytes, so that no other engine takes them for its own."""
-        return block_format(self.attentions)
+        """Return a name for the format of a block's bytes, so that no other engine takes them for its own.
+        Empty where layers differ in it."""
+        sizes = {cache_of(attention)[0].nbytes for attention in self.attentions}
+        return block_format(self.attentions) if len(sizes) == 1 else ""
 
     def read_blocks(self, block_ids: Sequence[int]) -> torch.Tensor:
         """Return the bytes of these blocks as they are, on the CPU: uint8 [layers, blocks * block_bytes]."""
@@ -113,7 +129,7 @@ class PagedCache:
             count = -(-length // self.block_size)
             table[row, :count] = range(first, first + count)
             first += count
-        return Pages(self, table, memory=scratch_cache(self.attentions[0], first))
+        return Pages(self, table, scratch=first)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,8 +142,8 @@ class Places:
 
 
 class Pages:
-    """The blocks of some sequences, [sequences, blocks]. ``memory``: the scratch cache that they are in, if
-    any.
+    """The blocks of some sequences, [sequences, blocks]. ``scratch``: how many blocks the cache apart from
+    the engine's has that they are in; 0: they are in the engine's.
 
     Positions are [n], in the sequence (or the sequences, [n]) that a method is given; ascending, where some
     tokens are there already. They and what follows from them are computed on the host.
@@ -138,9 +154,10 @@ class Pages:
         cache: PagedCache,
         block_ids: Ints,
         written: int = 0,
-        memory: torch.Tensor | None = None,
+        scratch: int = 0,
     ) -> None:
-        self._cache, self._block_ids, self.written, self._memory = cache, block_ids, written, memory
+        self._cache, self._block_ids, self.written, self._scratch = cache, block_ids, written, scratch
+        self._memory: dict[torch.Size, torch.Tensor] = {}  # by the shape of a block
         self._table = upload(block_ids.astype(np.int32), cache.device)
 
     @property
@@ -155,13 +172,15 @@ class Pages:
     def write(self, layer: int, places: Places, key: torch.Tensor, value: torch.Tensor) -> None:
         """Write [n, kv_heads, head_size] K (with RoPE) and V."""
         if places.slots.numel():
-            attention, first = self._cache.attentions[layer], places.first
-            write_kv(attention, key[first:], value[first:], self._of(attention), places.slots)
+            kv, first = self._cache.kv[layer], places.first
+            kv.write(key[first:], value[first:], self._of(kv.attention), places.slots)
 
     def addresses(self, positions: Ints, sequences: Ints | int = 0) -> Addresses:
         """Return addresses for :meth:`attend`, in any layer: rows that see their sequence up to these
         positions."""
         sequences = np.broadcast_to(sequences, positions.shape)
+        if self._cache.latent:
+            return [self._latents(one, positions, sequences == one) for one in np.unique(sequences)]
         if self._cache.by_kernel:
             # Separate tensors: the kernel is compiled again for memory with another alignment.
             at, of = (upload(each.astype(np.int32), self.device) for each in (positions, sequences))
@@ -174,6 +193,9 @@ class Pages:
         shape."""
         attention = self._cache.attentions[layer]
         memory = self._of(attention)
+        if isinstance(addresses, list):
+            width = self._cache.kv[layer].value[1]
+            return paged_latent_attention(query, memory, addresses, scale_of(attention), width)
         if not isinstance(addresses, PagedRows):
             return attend(attention, query, memory, addresses[name_of(attention)])
         scores, key_value = scores_of(attention), key_value_of(attention, memory)
@@ -192,12 +214,15 @@ class Pages:
     def reader(self, positions: Ints) -> Callable[[int], tuple[torch.Tensor, torch.Tensor]]:
         """Return what reads, by layer, K (with RoPE) and V that are written at these positions, [n, kv_heads,
         head_size] each."""
-        size, attentions, order = self._cache.block_size, self._cache.attentions, self._cache.order
-        if order is None:
+        size, attentions = self._cache.block_size, self._cache.attentions
+        if self._cache.order(0) is None:
             block = upload(self._block_ids[0, positions // size], self.device)
             place = upload(positions % size, self.device)
 
             def by_views(layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+                if self._cache.latent:
+                    key = self._of(attentions[layer])[block, place][:, None]
+                    return key, key[..., : self._cache.kv[layer].value[1]]
                 views = key_value_of(attentions[layer], self._of(attentions[layer]))
                 assert views is not None, "asked for where caches are readable"
                 return views[0][block, place], views[1][block, place]
@@ -208,14 +233,27 @@ class Pages:
         at = upload(positions - first * size, self.device)
 
         def by_order(layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-            pages = self._of(attentions[layer])[blocks].flatten(2)
+            pages, order = self._of(attentions[layer])[blocks].flatten(2), self._cache.order(layer)
+            assert order is not None, "asked for where caches are readable"
             key, value = (order.read(part, pages).transpose(1, 2).flatten(0, 1) for part in (0, 1))
             return key[at], value[at]
 
         return by_order
 
     def _of(self, attention: Any) -> torch.Tensor:
-        return cache_of(attention) if self._memory is None else self._memory
+        like = cache_of(attention)
+        if not self._scratch:
+            return like
+        if like.shape[1:] not in self._memory:
+            self._memory[like.shape[1:]] = scratch_cache(attention, self._scratch)
+        return self._memory[like.shape[1:]]
+
+    def _latents(self, sequence: int, positions: Ints, among: npt.NDArray[np.bool_]) -> LatentRows:
+        size, mine = self._cache.block_size, positions[among]
+        every = np.arange(mine.max(initial=-1) + 1)
+        blocks, places = self._block_ids[sequence, every // size], every % size
+        parts = np.flatnonzero(among), mine, blocks, places
+        return LatentRows(*(upload(part, self.device) for part in parts))
 
     def _slots(self, positions: Ints, sequences: Ints | int) -> Ints:
         size = self._cache.block_size

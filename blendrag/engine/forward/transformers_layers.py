@@ -12,7 +12,7 @@ import torch
 
 from blendrag.engine.compat.model import layer_context
 from blendrag.engine.forward.decoder import Projected, Rows
-from blendrag.engine.forward.whole_layers import WholeLayerDecoder, attending
+from blendrag.engine.forward.whole_layers import WholeLayerDecoder
 from blendrag.errors import ModelNotSupportedError
 
 _STATES, _ANGLES, _MASK = "hidden_states", "position_embeddings", "attention_mask"
@@ -90,7 +90,7 @@ class TransformersDecoder(WholeLayerDecoder):
                 if apply is None:
                     raise ModelNotSupportedError(f"layer {layer}: its file in transformers has no {_APPLY}")
                 cos, sin = (torch.cat([angles[part][0] for angles in pieces]) for part in (0, 1))
-                shared[key] = TransformersRotary(cos, sin, apply, self.kv_shape[1])
+                shared[key] = TransformersRotary(cos, sin, apply, self.kv[layer].key[1])
             found.append(shared[key])
         return found
 
@@ -108,7 +108,7 @@ class TransformersDecoder(WholeLayerDecoder):
             return query
 
         states = torch.linspace(-1, 1, call[_STATES].numel()).view(call[_STATES].shape).to(call[_STATES])
-        with attending(self.attentions[layer], catch), layer_context(self.vllm_config, {}, {}, 2):
+        with self.kv[layer].attending(catch), layer_context(self.vllm_config, {}, {}, 2):
             for angles in (call[_ANGLES], _no_angles(*call[_ANGLES])):
                 self.layers[layer](**{**call, _STATES: states, _ANGLES: angles})
         return not torch.equal(*keys)
@@ -136,7 +136,7 @@ class TransformersDecoder(WholeLayerDecoder):
             rotated, key_there = (self.rotate_keys(layer, positions, each) for each in (query, key))
             return attend(Projected(rotated, key_there, value, key))
 
-        with attending(self.attentions[layer], project):
+        with self.kv[layer].attending(project):
             yield
 
 

@@ -9,31 +9,10 @@ from typing import Any
 
 import torch
 
-from blendrag.engine.compat.model import kv_shape_of, layer_context, norm_behind_rope, own_forward
+from blendrag.engine.compat.model import layer_context, norm_behind_rope, own_forward
 from blendrag.engine.forward.decoder import Attention, Decoder, Projected, Rows
 from blendrag.engine.forward.indices import Indices
 from blendrag.errors import ModelNotSupportedError
-
-# A function that is given a layer's Q, K and V, [rows, heads or kv_heads, head_size] each, and returns what
-# its attention gives, like Q.
-Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-
-
-@contextmanager
-def attending(attention: Any, attend: Attend) -> Iterator[None]:
-    """Have ``attend`` compute what an attention module does."""
-
-    def forward(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> torch.Tensor:
-        kv_heads, size = kv_shape_of(attention)
-        heads = query.reshape(query.shape[0], -1, size).contiguous()
-        key, value = (part.reshape(-1, kv_heads, size).contiguous() for part in (key, value))
-        return attend(heads, key, value).reshape(heads.shape[0], -1)
-
-    attention.forward = forward
-    try:
-        yield
-    finally:
-        del attention.forward
 
 
 class WholeLayerDecoder(Decoder):
@@ -130,9 +109,12 @@ class WholeLayerDecoder(Decoder):
         def for_all_rows(projected: Projected) -> torch.Tensor:
             done = attention(projected)
             kept.append(done.kept)
+            if done.output is not None and done.kept is None:
+                return done.output
+            # What is dropped goes through the layer unused.
+            every = projected.query.new_zeros(*projected.query.shape[:2], self.kv[layer].value[1])
             if done.output is None or done.kept is None:
-                return projected.query if done.output is None else done.output
-            every = torch.zeros_like(projected.query)  # what is dropped goes through the layer unused
+                return every
             every[done.kept.device] = done.output
             return every
 
@@ -157,7 +139,7 @@ class WholeLayerDecoder(Decoder):
 
     @contextmanager
     def tapped(self, layer: int, rows: Rows, attend: Callable[[Projected], torch.Tensor]) -> Iterator[None]:
-        """Have ``attend`` compute a layer's attention over these rows, [rows, heads, head_size]. A rotary
+        """Have ``attend`` compute a layer's attention over these rows, [rows, heads, size of V]. A rotary
         module that the layer does not call is forgotten."""
         rotary, norm = self.rotaries[layer], norm_behind_rope(self.layers[layer])
         raw_keys: list[torch.Tensor] = []
@@ -171,14 +153,14 @@ class WholeLayerDecoder(Decoder):
             if not raw_keys:
                 self.rotaries[layer] = None
                 raw_keys.append(key.clone())
-            raw = raw_keys.pop().reshape(key.shape).contiguous()
+            raw = self.kv[layer].before_rope(raw_keys.pop(), value)
             if norm is not None:
                 raw = norm(raw.float()).to(raw.dtype)
             return attend(Projected(query, key, value, raw))
 
         hook = None if rotary is None else rotary.register_forward_pre_hook(before_rotary, with_kwargs=True)
         try:
-            with attending(self.attentions[layer], project):
+            with self.kv[layer].attending(project):
                 yield
         finally:
             if hook is not None:

@@ -132,7 +132,7 @@ class ChunkPrefill:
         addresses = pages.addresses(positions, sequences)
         computed, known = pages.places(positions, sequences), pages.places(*borrowed[1:])
         rows = decoder.embed(upload(np.array(plan.ids), device), Indices.of(positions, device))
-        shape = (decoder.num_layers, 2, count + len(plan.ids), *decoder.kv_shape)
+        shape = (decoder.num_layers, 2, count + len(plan.ids), *decoder.stored_shape)
         kv = torch.empty(shape, dtype=rows.states.dtype)
         if self._kv is not None:
             kv[:, :, :count] = self._kv
@@ -141,13 +141,14 @@ class ChunkPrefill:
 
             def attention(projected: Projected, layer: int = layer) -> Attended:
                 assert projected.raw_key is not None, "asked for"
-                kv[layer, 0, count:].copy_(projected.raw_key)
-                kv[layer, 1, count:].copy_(projected.value)
+                computed_kv = decoder.stored(layer, projected.raw_key, projected.value)
+                for part, of_rows in enumerate(computed_kv):
+                    kv[layer, part, count:].copy_(of_rows)
                 if layer == decoder.num_layers - 1:
                     return Attended(None)
                 pages.write(layer, computed, projected.key, projected.value)
                 if sources.numel():
-                    key, value = kv[layer][:, sources].to(device).unbind()
+                    key, value = decoder.kv[layer].loaded(*kv[layer][:, sources].to(device).unbind())
                     pages.write(layer, known, decoder.rotate_keys(layer, at, key.contiguous()), value)
                 return Attended(pages.attend(layer, projected.query, addresses))
 

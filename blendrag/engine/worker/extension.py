@@ -64,6 +64,7 @@ class BlendWorker:
             "vllm": VLLM_VERSION,
             "threads": torch.get_num_threads(),
             "block_size": worker.block_size,
+            "prefix_caching": worker.prefix_caching,
             "reason": unsupported_reason(self.vllm_config, self.model_runner, model),
         }
         if facts["reason"]:

@@ -13,7 +13,6 @@ from blendrag.attention.runs import dense_attention
 from blendrag.engine.compat.model import (
     exactly_kept,
     heads_of,
-    kv_shape_of,
     layer_context,
     own_forward,
     scores_of,
@@ -22,7 +21,6 @@ from blendrag.engine.forward.decoder import Decoder
 from blendrag.engine.forward.indices import upload
 from blendrag.engine.forward.paged import PagedCache
 from blendrag.engine.forward.ranks import ALONE, Ranks
-from blendrag.engine.forward.whole_layers import attending
 from blendrag.engine.ingest.chunk_prefill import ChunkTokens, prefill_chunks
 
 # The tolerance for two orders of the same bfloat16 sums, over many layers; a forgotten multiplier or norm is
@@ -88,14 +86,15 @@ def _own_forward(decoder: Decoder, cache: PagedCache, ours: torch.Tensor, begin:
     errors: list[float] = []
 
     def attend(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        moved = decoder.rotate_keys(layer, there, ours[layer, 0].clone())
-        errors.extend((relative_error(moved, key), relative_error(ours[layer, 1], value)))
+        raw_key, our_value = decoder.kv[layer].loaded(*ours[layer].unbind())
+        moved = decoder.rotate_keys(layer, there, raw_key.clone())
+        errors.extend((relative_error(moved, key), relative_error(our_value, value)))
         pages.write(layer, places, key, value)
         return pages.attend(layer, query, addresses)
 
     with ExitStack() as stack:
-        for layer, attention in enumerate(decoder.attentions):
-            stack.enter_context(attending(attention, partial(attend, layer)))
+        for layer, kv in enumerate(decoder.kv):
+            stack.enter_context(kv.attending(partial(attend, layer)))
         stack.enter_context(layer_context(decoder.vllm_config, {}, {}, ids.numel()))
         own_forward(decoder.model, ids, there)
     return errors
@@ -105,25 +104,28 @@ def _own_forward(decoder: Decoder, cache: PagedCache, ours: torch.Tensor, begin:
 def mask_error(decoder: Decoder, cache: PagedCache, tokens: int, share: float) -> float:
     """Return the largest relative error, over the kinds of layers, of attention of random scattered rows over
     the paged cache, against float32 on the CPU."""
-    first, device, pages = decoder.attentions[0], cache.device, cache.scratch([tokens])
-    dtype, (kv_heads, size) = next(decoder.model.parameters()).dtype, kv_shape_of(first)
+    device, dtype, pages = cache.device, next(decoder.model.parameters()).dtype, cache.scratch([tokens])
     generator = torch.Generator().manual_seed(0)
 
-    def random(count: int, heads: int) -> torch.Tensor:
-        return torch.randn((count, heads, size), generator=generator).to(device, dtype)
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator).to(device, dtype)
 
-    key, value = (random(tokens, kv_heads) for _ in range(2))
     places = pages.places(np.arange(tokens))
     positions = torch.randperm(tokens, generator=generator)[: int(tokens * share)].sort().values
-    query, addresses = random(len(positions), heads_of(first)), pages.addresses(positions.numpy())
+    addresses = pages.addresses(positions.numpy())
     errors = {}
-    for layer, attention in enumerate(decoder.attentions):
+    for layer, kv in enumerate(cache.kv):
+        attention = kv.attention
         scores = scores_of(attention)
         if scores is None:  # only on a CPU
             continue
-        kind = scores.window, scores.soft_cap, scores.sinks is None
+        kind = scores.window, scores.soft_cap, scores.sinks is None, kv.key
         if kind not in errors:
             sinks = None if scores.sinks is None else scores.sinks.cpu()
+            key, value = random(tokens, *kv.key), random(tokens, *kv.value)
+            if cache.latent:
+                value = key[..., : kv.value[1]]
+            query = random(len(positions), heads_of(attention), kv.key[1])
             kept = exactly_kept(attention, key, value)
             pages.write(layer, places, *kept)
             on_host = query.cpu(), kept[0].cpu(), kept[1].cpu()

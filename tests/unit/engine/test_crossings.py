@@ -13,6 +13,7 @@ from vllm.v1.attention.backends.triton_attn import TritonAttentionBackend
 from blendrag.attention.paged import PagedRows
 from blendrag.attention.runs import dense_attention
 from blendrag.attention.scores import Scores
+from blendrag.engine.compat.layer_kv import LayerKV
 from blendrag.engine.compat.model import key_value_of
 from blendrag.engine.forward import paged
 from blendrag.engine.forward.prompt_forward import LoadedModel
@@ -24,9 +25,9 @@ from small_decoder import small_model
 from stand_in_device import Crossings, DeviceTensor, stand_in
 
 
-def write(attention: Any, key: Any, value: Any, cache: torch.Tensor, slots: torch.Tensor) -> None:
+def write(kv: LayerKV, key: Any, value: Any, cache: torch.Tensor, slots: torch.Tensor) -> None:
     """As the backends' kernel does."""
-    views = key_value_of(attention, cache)
+    views = key_value_of(kv.attention, cache)
     assert views is not None
     for view, tensor in zip(views, (key, value), strict=True):
         view[slots // cache.shape[2], slots % cache.shape[2]] = tensor
@@ -43,7 +44,7 @@ def attend(
 @pytest.fixture
 def crossings(monkeypatch: pytest.MonkeyPatch) -> Iterator[Crossings]:
     """There are no kernels for that device: plain ones take their place."""
-    monkeypatch.setattr(paged, "write_kv", write)
+    monkeypatch.setattr(LayerKV, "write", write)
     monkeypatch.setattr(paged, "paged_attention", attend)
     monkeypatch.setattr(loader, "make_slots", slots.CudaSlots)
     with stand_in(monkeypatch) as counted:

@@ -24,8 +24,8 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from blendrag.attention.runs import dense_attention
+from blendrag.engine.compat.layer_kv import LayerKV
 from blendrag.engine.compat.model import key_value_of, scores_of
-from blendrag.engine.forward import paged
 from blendrag.engine.forward.paged import PagedCache, Pages
 from blendrag.engine.worker.selfcheck import mask_error
 from device import needs_interpreter
@@ -117,7 +117,7 @@ def by_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
             view[slots // BLOCK_SIZE, slots % BLOCK_SIZE] = tensor
 
     monkeypatch.setattr(PagedCache, "by_kernel", True)
-    monkeypatch.setattr(paged, "write_kv", write)
+    monkeypatch.setattr(LayerKV, "write", write)
 
 
 @needs_interpreter
@@ -158,7 +158,7 @@ def test_wrong_mask_in_one_kind_of_layer_fails_the_self_check(
     for layer in layers:
         layer.kv_cache = caches(KVCacheLayout.LBNHC)[0]
     model = torch.nn.Linear(1, 1)  # the probe is of its type
-    decoder: Any = SimpleNamespace(attentions=layers, kv_shape=(KV_HEADS, SIZE), model=model)
+    decoder: Any = SimpleNamespace(model=model)
     cache = PagedCache(layers, None, BLOCK_SIZE)
     assert mask_error(decoder, cache, tokens=80, share=0.3) < 1e-5
     attend = Pages.attend

@@ -42,7 +42,7 @@ def test_layer_without_positions_is_run_whether_it_has_a_rotary_module_or_not(tm
     assert unfit_reason(decoder, model.cache) is None
     assert [rotary is None for rotary in decoder.rotaries] == [False, True, False, True]
     assert decoder.unrotates
-    key, positions = torch.randn(2, *decoder.kv_shape), torch.tensor([7, 600])
+    key, positions = torch.randn(2, *decoder.stored_shape), torch.tensor([7, 600])
     assert decoder.rotate_keys(1, positions, key.clone()).equal(key)
     assert decoder.unrotation(3, positions)(key).equal(key)
 

@@ -17,7 +17,7 @@ from vllm.model_executor.layers.rotary_embedding import get_rope
 
 from blendrag.engine.blend.blending import Choices, LoadedModel
 from blendrag.engine.blend.shift import Shift, _weights
-from blendrag.engine.compat.model import rotate
+from blendrag.engine.compat.layer_kv import LayerKV
 from blendrag.engine.forward.indices import Ints
 from blendrag.engine.forward.prompt_forward import CachedSpan, PromptTokens
 from blendrag.engine.forward.rotation import Unrotation
@@ -69,8 +69,9 @@ def test_k_is_turned_back_whatever_the_rope(
             64, max_position=8192, dtype=dtype, **({"rope_parameters": {"rope_theta": 1e4}} | rope)
         )
     positions, key = torch.tensor([0, 5, 77, 4000]), torch.randn(4, 3, 64).to(dtype)
-    turned = rotate(module, positions, key.flatten(1).clone()).view(key.shape)
-    back = Unrotation.of(partial(rotate, module), 64, dtype, positions.device).at(positions)(turned)
+    rotate = partial(LayerKV(None).rotate, module)
+    turned = rotate(positions, key.flatten(1).clone()).view(key.shape)
+    back = Unrotation.of(rotate, 64, dtype, positions.device).at(positions)(turned)
     torch.testing.assert_close(back, key, rtol=tolerance, atol=tolerance)
 
 

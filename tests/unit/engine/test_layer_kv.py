@@ -1,0 +1,83 @@
+"""In which shape the KV of layers is stored, where they are not all alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blendrag.engine.compat.layer_kv import LatentKV, LayerKV, stored_shape
+from blendrag.store.identity import HeadShape, kv_shape
+
+LLAMA = {"num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096}
+GEMMA = {"num_attention_heads": 32, "num_key_value_heads": 16, "head_dim": 256, "attention_k_eq_v": True}
+DEEPSEEK = {"num_attention_heads": 128, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
+
+
+def of_heads(shape: HeadShape) -> LayerKV:
+    return LayerKV(SimpleNamespace(num_kv_heads=shape[0], head_size=shape[1]))
+
+
+def of_latents(rank: int, turned: int) -> LatentKV:
+    return LatentKV(SimpleNamespace(num_kv_heads=1, head_size=rank + turned, kv_lora_rank=rank))
+
+
+@given(st.integers(1, 4), st.lists(st.tuples(st.integers(1, 4), st.integers(1, 9)), min_size=1, max_size=4))
+def test_layers_with_other_heads_are_stored_in_one_shape_and_come_back(
+    fewest: int, others: list[tuple[int, int]]
+) -> None:
+    layers = [of_heads((fewest, 5)), *(of_heads((fewest * times, size)) for times, size in others)]
+    shape = stored_shape(layers)
+    assert shape is not None and shape[0] == fewest
+    for layer in layers:
+        key, value = torch.randn(2, 3, *layer.key)
+        stored = layer.stored(shape, key, value)
+        assert all(part.shape == (3, *shape) for part in stored)
+        back = layer.loaded(*stored)
+        assert back[0].equal(key) and back[1].equal(value)
+
+
+@given(st.integers(1, 9), st.integers(1, 9))
+def test_latents_are_stored_once_and_come_back_as_key_and_value(rank: int, turned: int) -> None:
+    layer = of_latents(rank, turned)
+    shape = stored_shape([layer, layer])
+    assert shape is not None and 2 * shape[1] - (rank + turned) in (0, 1)
+    key = torch.randn(4, 1, rank + turned)
+    stored = layer.stored(shape, key, key[..., :rank])
+    assert all(part.shape == (4, *shape) for part in stored)
+    back = layer.loaded(*stored)
+    assert back[0].equal(key) and back[1].equal(key[..., :rank])
+
+
+def test_layers_without_a_common_shape_have_none() -> None:
+    assert stored_shape([of_heads((2, 8)), of_heads((3, 8))]) is None
+    assert stored_shape([of_heads((1, 24)), of_latents(16, 8)]) is None
+    assert stored_shape([of_latents(16, 8), of_latents(16, 4)]) is None
+
+
+@pytest.mark.parametrize(
+    ("config", "layers", "shape"),
+    [
+        (LLAMA, [of_heads((8, 128))], (8, 128)),
+        (
+            {**GEMMA, "global_head_dim": 512, "num_global_key_value_heads": 4},
+            [of_heads((16, 256)), of_heads((4, 512))],
+            (4, 1024),
+        ),
+        (
+            {**GEMMA, "per_layer_config": {"5": {"head_dim": 512, "num_key_value_heads": 4}}},
+            [of_heads((16, 256)), of_heads((4, 512))],
+            (4, 1024),
+        ),
+        (DEEPSEEK, [of_latents(512, 64)], (1, 288)),
+    ],
+)
+def test_configuration_tells_the_shape_that_the_layers_have(
+    config: Mapping[str, Any], layers: list[LayerKV], shape: HeadShape
+) -> None:
+    assert kv_shape(config) == stored_shape(layers) == shape
