@@ -56,6 +56,7 @@ def main(out: str, *folders: str) -> None:
                 enforce_eager=True,
                 language_model_only=True,
                 hf_overrides=scaling,
+                attention_backend="CPU_MLA",  # that of latents which every processor has; others ignore it
             )
             config = arguments.create_engine_config()
             config.cache_config.block_size = _BLOCK_SIZE

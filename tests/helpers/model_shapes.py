@@ -82,7 +82,9 @@ class Shape:
                     model.get_output_embeddings().weight *= grow
         model.to(torch.bfloat16).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        return Settings.load(model=str(folder), max_model_len=1024, kv_cache_gib=1)
+        # The backend of latents that every processor has; others ignore it.
+        arguments = {"attention_backend": "CPU_MLA"} if "kv_lora_rank" in self.options else {}
+        return Settings.load(model=str(folder), max_model_len=1024, kv_cache_gib=1, engine_args=arguments)
 
 
 def provide_torchvision(patch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blendrag.engine.compat.layer_kv import LatentKV, LayerKV, stored_shape
+from blendrag.store.codec import make_codec
 from blendrag.store.identity import HeadShape, kv_shape
+from places import DOCS
 
 LLAMA = {"num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096}
 GEMMA = {"num_attention_heads": 32, "num_key_value_heads": 16, "head_dim": 256, "attention_k_eq_v": True}
@@ -58,6 +60,39 @@ def test_layers_without_a_common_shape_have_none() -> None:
     assert stored_shape([of_heads((2, 8)), of_heads((3, 8))]) is None
     assert stored_shape([of_heads((1, 24)), of_latents(16, 8)]) is None
     assert stored_shape([of_latents(16, 8), of_latents(16, 4)]) is None
+
+
+def of_config(heads: int, size: int, **others: Any) -> dict[str, Any]:
+    return {"num_attention_heads": heads, "num_key_value_heads": heads, "head_dim": size, **others}
+
+
+# Layers, and what their shape follows from, as published.
+PUBLISHED = {
+    "SmolLM2 135M": (30, of_config(3, 64)),
+    "Qwen 3 0.6B": (28, of_config(8, 128)),
+    "Llama 3.1 8B": (32, of_config(8, 128)),
+    "Qwen 3 30B-A3B": (48, of_config(4, 128)),
+    "gpt-oss 20B": (24, of_config(8, 64)),
+    "Mistral Small 3 24B": (40, of_config(8, 128)),
+    "Gemma 3 27B": (62, of_config(16, 128)),
+    "Gemma 4 31B": (
+        60,
+        of_config(16, 256, global_head_dim=512, num_global_key_value_heads=4, attention_k_eq_v=True),
+    ),
+    "GLM 4.7 Flash": (47, DEEPSEEK),
+    "DeepSeek V3, R1, Kimi K2": (61, DEEPSEEK),
+}
+
+
+def test_page_says_what_a_token_costs() -> None:
+    lines = ["| model | raw | fp8 | int8 | int4 |", "|---|---|---|---|---|"]
+    for model, (layers, config) in PUBLISHED.items():
+        heads, size = kv_shape(config) or (0, 0)
+        codecs = (make_codec(name, heads, size, torch.bfloat16) for name in ("raw", "fp8", "int8", "int4"))
+        costs = (f"{layers * codec.row_bytes(512) / 512 / 1000:,.0f}" for codec in codecs)
+        lines.append(f"| {model} | {' | '.join(costs)} |")
+    table = "\n".join(lines)
+    assert table in (DOCS / "models.md").read_text(encoding="utf-8"), f"docs/models.md should have\n{table}"
 
 
 @pytest.mark.parametrize(
