@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from base64 import b64encode
 from collections.abc import Iterator
 
-from blendrag.vectorstores.interface import PAGE, STORES, Address, Fields, VectorStore, client_of
+from blendrag.vectorstores.interface import PAGE, STORES, TIMEOUT_S, Address, Fields, VectorStore, client_of
 
 
 @STORES.register("chroma")
@@ -24,6 +25,8 @@ class Chroma(VectorStore):
             headers = {"Authorization": f"Bearer {at.key}", "X-Chroma-Token": at.key}
         made = client_of("chromadb", cls.package).HttpClient
         client = made(at.host, at.port, ssl=at.tls, headers=headers, **at.options)
+        with contextlib.suppress(AttributeError):  # it would wait for ever
+            client._server._session.timeout = TIMEOUT_S
         return cls(client, at.collection)
 
     def pages(self) -> Iterator[list[tuple[str, Fields]]]:

@@ -10,11 +10,18 @@ import xxhash
 
 from blendrag.errors import ConfigError, SourceError
 from blendrag.names import closest
-from blendrag.progress import Progress, progress_bar
+from blendrag.progress import SILENT, Progress, progress_bar
 from blendrag.serving.collection import KeptDocuments, SyncReport
 from blendrag.text import encodable
-from blendrag.vectorstores.interface import TEXT_FIELDS, Address, Fields, VectorStore, failures, text_of
-from blendrag.vectorstores.opening import open_store
+from blendrag.vectorstores.interface import (
+    TEXT_FIELDS,
+    Address,
+    Fields,
+    VectorStore,
+    failures,
+    open_store,
+    text_of,
+)
 
 _LONGEST = 1 << 20  # characters of a text; servers take twice as many
 _BEHIND_ID = "#"
@@ -52,7 +59,7 @@ def sync(
         contextlib.nullcontext(where) if isinstance(where, VectorStore) else open_store(where) as opened,
         progress_bar(progress) as bar,
     ):
-        return _follow(_pages(opened, where, bar), where, kept, text_field, bar)
+        return _follow(read(opened, where, bar), where, kept, text_field, bar)
 
 
 def _follow(
@@ -93,9 +100,14 @@ def _follow(
     return report
 
 
-def _pages(
-    store: VectorStore, where: Address | VectorStore, bar: Progress
+def read(
+    store: VectorStore, where: Address | VectorStore | None = None, bar: Progress = SILENT
 ) -> Iterator[list[tuple[str, Fields]]]:
+    """Yield the pages of a store. where: what errors call it.
+
+    Raises ConfigError if there is no such collection, SourceError if the store fails.
+    """
+    where = where or store
     bar.note("reading the store")
     try:
         with failures(where):
@@ -109,9 +121,8 @@ def _pages(
         with contextlib.suppress(Exception):  # a key may be for one collection only
             names = list(store.names())
         if names and store.collection not in names:
-            raise ConfigError(
-                f"{where}: there is no such collection{closest(store.collection, names)}"
-            ) from None
+            near = closest(store.collection, names)
+            raise ConfigError(f"{where}: there is no such collection{near}") from None
         raise
 
 

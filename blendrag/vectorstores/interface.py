@@ -24,6 +24,7 @@ TEXT_FIELDS = (
 """Fields in which frameworks keep a text, those of LangChain and LlamaIndex first."""
 _NODE = "_node_content"  # where LlamaIndex keeps a node, as JSON
 _TLS = "+https"
+_LONGEST = 300  # characters of what a client says
 
 Fields = Mapping[str, Any]
 
@@ -67,7 +68,7 @@ class Address:
         return cls(
             kind,
             scheme.endswith(_TLS),
-            parts.hostname or "localhost",
+            parts.hostname or ("localhost" if kind_of.port else ""),
             port or kind_of.port,
             tuple(folders),
             collection,
@@ -173,10 +174,17 @@ def failures(where: Address | VectorStore) -> Iterator[None]:
     except BlendragError:
         raise
     except Exception as error:  # each client has errors of its own
-        said = " ".join(str(error).split())[:_LONGEST] or type(error).__name__
-        for secret in (where.key, where.user) if isinstance(where, Address) else ():
-            said = said.replace(secret, "***") if secret else said
-        raise SourceError(f"{where} cannot be read: {said}") from None
+        said = " ".join(str(error).split()) or type(error).__name__
+        if isinstance(where, Address) and where.key:
+            said = said.replace(where.key, "***")
+        raise SourceError(f"{where} cannot be read: {said[:_LONGEST]}") from None
 
 
-_LONGEST = 300  # characters of what a client says
+@contextlib.contextmanager
+def open_store(at: Address) -> Iterator[VectorStore]:
+    """Open a store by its client, and end the connection behind the block. Raises MissingDependencyError
+    without the client, SourceError where no store answers."""
+    with failures(at):
+        store = STORES[at.kind].connect(at)
+    with contextlib.closing(store):
+        yield store

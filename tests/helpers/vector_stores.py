@@ -28,7 +28,7 @@ COLLECTION = "handbook"
 
 @dataclass
 class Running:
-    """A store with a collection in it. put: texts by id, new or not. open: as whoever scrolls."""
+    """A store with a collection in it. put: texts by id, new or not. url: as for a command."""
 
     store: VectorStore
     put: Callable[[Mapping[str, str]], Any]
@@ -171,8 +171,8 @@ def pgvector(folder: Path, stack: ExitStack) -> Running:
         " (gen_random_uuid(), 'other');"
         "INSERT INTO langchain_pg_embedding SELECT 'other', uuid, '[1]', 'Another collection.', '{}'"
         " FROM langchain_pg_collection WHERE name = 'other'",
-        "INSERT INTO langchain_pg_embedding SELECT %s, uuid, '[1, 0.5]', %s, '{}' FROM langchain_pg_collection"
-        f" WHERE name = '{COLLECTION}'",
+        "INSERT INTO langchain_pg_embedding SELECT %s, uuid, '[1, 0.5]', %s, '{}'"
+        f" FROM langchain_pg_collection WHERE name = '{COLLECTION}'",
         "DELETE FROM langchain_pg_embedding WHERE id = ANY (%s)",
     )
 

@@ -183,8 +183,12 @@ class WarmingStore(VectorStore):
         """Forget the documents that are not in the store any more."""
         if self._warms:
             known = self._collection_of_kv().ids()
-            present = self._present(known) if known else known
-            if present is None:
+            try:
+                present = self._present(known) if known else known
+                if present is None:
+                    listed = {form for id in self._documents() for form in spellings(id)}
+                    present = known & listed
+            except ConfigError:
                 _log.warning("%s cannot tell what it removed: KV of it may be kept", type(self).__name__)
             else:
                 self._forget(known - present)

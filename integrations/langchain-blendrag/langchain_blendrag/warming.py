@@ -11,10 +11,10 @@ from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from langchain_core.documents import Document
-from langchain_core.vectorstores import InMemoryVectorStore, VectorStore
+from langchain_core.vectorstores import VectorStore
 
 from blendrag import Collection
-from blendrag.errors import ConfigError
+from langchain_blendrag._listing import documents_of
 from langchain_blendrag._warming import WarmingStore, followed
 
 if TYPE_CHECKING:
@@ -70,15 +70,7 @@ class _Warm(WarmingStore):
         return self._name
 
     def _documents(self) -> Mapping[str, Document]:
-        if isinstance(self, InMemoryVectorStore):
-            return {
-                id: Document(str(stored["text"]), metadata=stored["metadata"])
-                for id, stored in list(self.store.items())
-            }
-        if hasattr(self, "index_to_docstore_id") and hasattr(self, "docstore"):  # FAISS
-            found = {id: self.docstore.search(id) for id in list(self.index_to_docstore_id.values())}
-            return {id: one for id, one in found.items() if isinstance(one, Document)}
-        raise ConfigError(f"{type(self).__bases__[-1].__name__} cannot list its documents: no sync()")
+        return dict(documents_of(self))
 
 
 def _added(store: WarmingStore, arguments: Mapping[str, Any], ids: Any) -> None:

@@ -45,7 +45,9 @@ def test_version_is_printed(blendrag: Blendrag) -> None:
     assert blendrag("--version").stdout.strip() == f"blendrag {__version__}"
 
 
-@pytest.mark.parametrize("name", ["ingest", "ask", "stats", "doctor", "demo", "verify", "gc", "purge"])
+@pytest.mark.parametrize(
+    "name", ["ingest", "sync", "ask", "stats", "doctor", "demo", "verify", "gc", "purge"]
+)
 def test_every_command_has_help(blendrag: Blendrag, name: str) -> None:
     result = blendrag(name, "--help")
     assert result.exit_code == 0 and "Usage" in result.stdout
