@@ -1,4 +1,4 @@
-"""A LlamaIndex chat engine that streams, over an in-memory vector store that `WarmKV` serves.
+"""A LlamaIndex chat engine that streams, over an in-memory vector store that `warm` serves.
 
 It puts other documents into the system message at every turn, ahead of the conversation. A prefix cache loses
 all it has then; stored KV of documents goes wherever they go.
@@ -9,13 +9,14 @@ from __future__ import annotations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from llama_index.core import Document, VectorStoreIndex
+from llama_index.core import Document, StorageContext, VectorStoreIndex
 from llama_index.core.instrumentation import get_dispatcher
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.node_parser import SentenceSplitter
+from llama_index.core.vector_stores import SimpleVectorStore
 from llamaindex_embeddings import MiniLM
 
-from llama_index.llms.blendrag import BlendLLM, WarmKV
+from llama_index.llms.blendrag import BlendLLM, warm
 from llama_index.llms.blendrag.events import BlendCacheEvent
 
 PAGES = [
@@ -38,7 +39,10 @@ def main(folder: str) -> None:
     with BlendLLM(kv_dir=f"{folder}/kv", max_tokens=60) as llm:
         splitter = SentenceSplitter(chunk_size=512, chunk_overlap=0)
         index = VectorStoreIndex.from_documents(
-            PAGES, embed_model=MiniLM(), transformations=[splitter, WarmKV(llm=llm)]
+            PAGES,
+            embed_model=MiniLM(),
+            transformations=[splitter],
+            storage_context=StorageContext.from_defaults(vector_store=warm(SimpleVectorStore(), llm)),
         )
         chat = index.as_chat_engine(chat_mode="context", llm=llm, similarity_top_k=2)
         get_dispatcher().add_event_handler(last := LastEvidence())

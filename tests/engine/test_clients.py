@@ -20,6 +20,7 @@ from langchain_core.messages import AIMessageChunk
 from langchain_openai import ChatOpenAI
 from llama_index.core.llms import ChatMessage
 from llama_index.core.schema import TextNode
+from llama_index.core.vector_stores import SimpleVectorStore
 from llama_index.llms.openai_like import OpenAILike
 from pydantic import BaseModel
 from safetensors.torch import load_file
@@ -30,7 +31,7 @@ from blendrag.cli.app import app
 from blendrag.models import DEFAULT_MODEL, resolve_model
 from blendrag.settings import Settings
 from langchain_blendrag import BlendChroma, ChatBlend
-from llama_index.llms.blendrag import BlendLLM, WarmKV
+from llama_index.llms.blendrag import BlendLLM, warm
 from lora_adapter import make_adapter
 from places import ROOT
 from served import COMPLETIONS, FILLER, KB, TEXTS, Server, text_of
@@ -260,11 +261,11 @@ def test_llama_index_has_what_embedded_ones_have(url: str) -> None:
     with pytest.warns(errors.BlendragWarning, match="did you mean repetition_penalty"):
         llm.complete("Hi", repetition_penalti=1.0)
     text = f"Epsilon is a village of nine houses. {FILLER}"
-    warm = WarmKV(llm=llm)
-    warm([TextNode(text=text, id_="epsilon")])
+    store = warm(SimpleVectorStore(), llm)
+    store.add([TextNode(text=text, id_="epsilon", embedding=[0.1])])
     found = llm.complete(f"{text}\n\nHow many houses?").raw["blendrag"]  # type: ignore[index]
     assert blended(found) > 0
-    warm.remove(["epsilon"])
+    store.delete_nodes(["epsilon"])
 
 
 def _prompt(text: str) -> Any:

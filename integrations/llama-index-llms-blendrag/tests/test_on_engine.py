@@ -14,9 +14,10 @@ from llama_index.core.llms import ChatMessage
 from llama_index.core.node_parser import SentenceSplitter
 from llama_index.core.schema import QueryBundle
 from llama_index.core.tools import FunctionTool
+from llama_index.core.vector_stores import SimpleVectorStore
 from pydantic import BaseModel
 
-from llama_index.llms.blendrag import BlendChromaVectorStore, BlendLLM, WarmKV
+from llama_index.llms.blendrag import BlendChromaVectorStore, BlendLLM, warm
 from llama_index.llms.blendrag.events import BlendCacheEvent
 
 pytestmark = pytest.mark.engine
@@ -158,7 +159,8 @@ def test_stop_and_log_probabilities(llm: BlendLLM) -> None:
 def test_warmed_index_in_memory_is_blended(llm: BlendLLM, prose: str) -> None:
     index = VectorStoreIndex.from_documents(
         [Document(text=prose[-900:])],
-        transformations=[SentenceSplitter(chunk_size=128, chunk_overlap=0), WarmKV(llm=llm)],
+        transformations=[SentenceSplitter(chunk_size=128, chunk_overlap=0)],
+        storage_context=StorageContext.from_defaults(vector_store=warm(SimpleVectorStore(), llm)),
         embed_model=MockEmbedding(embed_dim=4),
     )
     nodes = [one.node for one in index.as_retriever(similarity_top_k=2).retrieve(QUESTION)]

@@ -11,7 +11,7 @@ CLIENT = """
 import sys
 import blendrag
 from langchain_blendrag import BlendChroma, ChatBlend
-from llama_index.llms.blendrag import BlendChromaVectorStore, BlendLLM, WarmKV
+from llama_index.llms.blendrag import BlendChromaVectorStore, BlendLLM, warm
 
 url = sys.argv[1]
 chat = blendrag.RemoteChat(url)

@@ -1,4 +1,4 @@
-"""LlamaIndex on blendrag: an LLM, a vector store and a transformation that share stored KV caches."""
+"""LlamaIndex on blendrag: an LLM and vector stores that share stored KV caches."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from llama_index.llms.blendrag.base import BlendLLM
     from llama_index.llms.blendrag.rerank import SpeculativeRerank
-    from llama_index.llms.blendrag.transform import WarmKV
     from llama_index.llms.blendrag.vector_store import BlendChromaVectorStore
+    from llama_index.llms.blendrag.warming import WarmKV, warm
 
-__all__ = ["BlendChromaVectorStore", "BlendLLM", "SpeculativeRerank", "WarmKV"]
+__all__ = ["BlendChromaVectorStore", "BlendLLM", "SpeculativeRerank", "WarmKV", "warm"]
 
 _HOMES = {
     "BlendChromaVectorStore": "llama_index.llms.blendrag.vector_store",
     "BlendLLM": "llama_index.llms.blendrag.base",
     "SpeculativeRerank": "llama_index.llms.blendrag.rerank",
-    "WarmKV": "llama_index.llms.blendrag.transform",
+    "WarmKV": "llama_index.llms.blendrag.warming",
+    # Not a module "warm": importing it would put the module where the function is expected.
+    "warm": "llama_index.llms.blendrag.warming",
 }
 
 

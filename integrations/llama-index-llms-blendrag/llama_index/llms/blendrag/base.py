@@ -55,7 +55,7 @@ class BlendLLM(BlendOverrides, StructuredByGrammar):
     """An LLM on an embedded vLLM engine, or on a server; the documents in a prompt are blended, not
     prefilled.
 
-    Texts that a ``BlendChromaVectorStore`` or ``WarmKV`` has seen are recognised in any prompt; their stored
+    Texts that a ``BlendChromaVectorStore`` or ``warm`` has seen are recognised in any prompt; their stored
     KV is used. Everything else is read as usual. Making one starts nothing: the engine starts with the first
     use and is shared by all objects of the same configuration; ``close()`` ends it. With ``base_url``, model,
     texts and their KV are those of a server (``blendrag serve``), and no engine is started here.

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,13 +15,13 @@ from llama_index.vector_stores.chroma.base import _to_chroma_filter
 
 from blendrag import Collection, KeptDocuments, SyncReport
 from blendrag.errors import BlendragError, ConfigError
-from llama_index.llms.blendrag.nodes import node_texts, sources_by_id, texts_by_id
+from llama_index.llms.blendrag.nodes import sources_by_id, texts_by_id
+from llama_index.llms.blendrag.warming import found
 
 if TYPE_CHECKING:
     from llama_index.llms.blendrag.base import BlendLLM
 
 T = TypeVar("T")
-_log = logging.getLogger(__name__)
 
 
 class BlendChromaVectorStore(ChromaVectorStore):
@@ -145,37 +144,10 @@ class BlendChromaVectorStore(ChromaVectorStore):
 
     def query(self, query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
         """Query; a running engine begins to load the KV of what is returned."""
-        result = super().query(query, **kwargs)
-        self._prefetch(result.nodes or ())
-        return self._ordered(result)
+        return found(self._llm, super().query(query, **kwargs), self.bare_text)
 
     async def aquery(self, query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
         return await asyncio.to_thread(self.query, query, **kwargs)
-
-    def _prefetch(self, nodes: Iterable[BaseNode]) -> None:
-        if self._llm is None:
-            return
-        try:
-            texts = texts_by_id(nodes, self.bare_text).values()
-            self._llm.prefetch(text for texts_of_one in texts for text in texts_of_one)
-        except Exception:  # a query is answered whatever becomes of the KV
-            _log.debug("no KV was loaded ahead", exc_info=True)
-
-    def _ordered(self, result: VectorStoreQueryResult) -> VectorStoreQueryResult:
-        """Return the result in the order that the setting ``order`` asks for."""
-        if self._llm is None or not result.nodes:
-            return result
-        try:
-            texts = [node_texts(node, self.bare_text)[0] for node in result.nodes]
-            places = self._llm.order(texts)
-        except Exception:  # a query is answered whatever becomes of its order
-            _log.debug("nodes stay in their order", exc_info=True)
-            return result
-        nodes, similarities, ids = result.nodes, result.similarities, result.ids
-        result.nodes = [nodes[place] for place in places]
-        result.similarities = similarities and [similarities[place] for place in places]
-        result.ids = ids and [ids[place] for place in places]
-        return result
 
     # -- the collection -----------------------------------------------------------------------------------
 

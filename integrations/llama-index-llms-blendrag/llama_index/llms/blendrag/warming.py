@@ -1,0 +1,276 @@
+"""``warm``: any LlamaIndex vector store, with the KV of its nodes kept."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from llama_index.core.schema import BaseNode
+from llama_index.core.vector_stores.types import (
+    BasePydanticVectorStore,
+    MetadataFilters,
+    VectorStoreQuery,
+    VectorStoreQueryResult,
+)
+
+from blendrag import Collection, KeptDocuments, SyncReport, spellings
+from blendrag.errors import BlendragError, ConfigError
+from llama_index.llms.blendrag.listing import ids_of, nodes_of
+from llama_index.llms.blendrag.nodes import node_texts, sources_by_id, texts_by_id
+
+if TYPE_CHECKING:
+    from llama_index.llms.blendrag.base import BlendLLM
+
+    _Base = BasePydanticVectorStore
+else:
+    _Base = object  # beside a vector store's class, whose fields would be declared twice
+
+Store = TypeVar("Store", bound=BasePydanticVectorStore)
+
+_BEHIND_DOCUMENT = "\x1e"  # in the name of a node that is kept: its document's id is in front
+_log = logging.getLogger(__name__)
+# Stores call their own methods: only the outermost call is of interest.
+_quiet: ContextVar[object] = ContextVar("blendrag_quiet_store", default=None)
+
+
+@dataclass(slots=True)
+class _Whose:
+    llm: BlendLLM | None
+    name: str
+    bare_text: bool
+
+
+def warm(
+    vector_store: Store, llm: BlendLLM | None, name: str | None = None, *, bare_text: bool = True
+) -> Store:
+    """Make a vector store compute the KV of nodes that are added to it, and release that of what is removed.
+
+    vector_store: is changed and returned: its class becomes a subclass of the one it has, with ``sync()``.
+    What it holds already is warm after that. llm: whose KV is kept. name: tells this store from others in
+    later processes; without one, the KV is released some time after this process has ended. bare_text: keep
+    the KV of nodes without their metadata as well (see ``node_texts``).
+    """
+    if not isinstance(vector_store, WarmKV):
+        vector_store.__class__ = _warm_class(type(vector_store))  # type: ignore[assignment]
+    kept = f"llama-index/{name}" if name else Collection.volatile(f"llama-index/{uuid.uuid4().hex}")
+    vector_store.__dict__["_whose"] = _Whose(llm, kept, bare_text)
+    return vector_store
+
+
+@functools.cache
+def _warm_class(base: type[BasePydanticVectorStore]) -> type[BasePydanticVectorStore]:
+    return type(base)(f"Warm{base.__name__}", (WarmKV, base), {"__module__": base.__module__})
+
+
+class WarmKV(_Base):
+    """A mixin in front of a vector store's class, which :func:`warm` puts there.
+
+    Adding raises what ``Collection.add`` does; the store has the nodes then, and the next addition or
+    :meth:`sync` prefills them. Asynchronous methods do not block the event loop.
+    """
+
+    def sync(
+        self, nodes: Iterable[BaseNode] | None = None, *, show_progress: bool | None = None
+    ) -> SyncReport:
+        """Keep the KV of exactly what the store holds, which others may have changed.
+
+        nodes: all of these, for a store that cannot list its own, as in ``index.docstore.docs.values()``.
+        show_progress: None shows a bar if someone is watching. Raises ConfigError if there is no llm, or the
+        store cannot list its nodes, and SourceError if it fails at that.
+        """
+        if (kept := self._kept()) is None:
+            raise ConfigError("nothing to keep KV for: give the vector store an llm before sync()")
+        texts, sources = self._parts_of(nodes_of(self) if nodes is None else nodes)
+        return kept.sync(texts, sources=sources, progress=show_progress)
+
+    # -- changes ------------------------------------------------------------------------------------------
+
+    def add(self, nodes: Sequence[BaseNode], **kwargs: Any) -> list[str]:
+        """Add nodes, and prefill them."""
+        nodes = list(nodes)
+        with self._quietly():
+            ids = super().add(nodes, **kwargs)
+        self._keep(nodes)
+        return ids
+
+    async def async_add(self, nodes: Sequence[BaseNode], **kwargs: Any) -> list[str]:
+        nodes = list(nodes)
+        with self._quietly():
+            ids = await super().async_add(nodes, **kwargs)
+        await asyncio.to_thread(self._keep, nodes)
+        return ids
+
+    def delete(self, ref_doc_id: str, **kwargs: Any) -> None:
+        """Delete the nodes that came of a document."""
+        with self._quietly():
+            super().delete(ref_doc_id, **kwargs)
+        self._forget_document(ref_doc_id)
+
+    async def adelete(self, ref_doc_id: str, **kwargs: Any) -> None:
+        with self._quietly():
+            await super().adelete(ref_doc_id, **kwargs)
+        await asyncio.to_thread(self._forget_document, ref_doc_id)
+
+    def delete_nodes(
+        self,
+        node_ids: list[str] | None = None,
+        filters: MetadataFilters | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Delete nodes by their ids, by filters, or by both, as the store does."""
+        with self._quietly():
+            super().delete_nodes(node_ids, **_given(filters), **kwargs)
+        self._forget_nodes(node_ids, filters)
+
+    async def adelete_nodes(
+        self,
+        node_ids: list[str] | None = None,
+        filters: MetadataFilters | None = None,
+        **kwargs: Any,
+    ) -> None:
+        with self._quietly():
+            await super().adelete_nodes(node_ids, **_given(filters), **kwargs)
+        await asyncio.to_thread(self._forget_nodes, node_ids, filters)
+
+    def clear(self) -> None:
+        """Delete all nodes."""
+        with self._quietly():
+            super().clear()
+        self._forget_all()
+
+    async def aclear(self) -> None:
+        with self._quietly():
+            await super().aclear()
+        await asyncio.to_thread(self._forget_all)
+
+    # -- queries ------------------------------------------------------------------------------------------
+
+    def query(self, query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
+        """Query; a running engine begins to load the KV of what is returned."""
+        with self._quietly():
+            result = super().query(query, **kwargs)
+        return self._found(result)
+
+    async def aquery(self, query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
+        with self._quietly():
+            result = await super().aquery(query, **kwargs)
+        return await asyncio.to_thread(self._found, result)
+
+    def _found(self, result: VectorStoreQueryResult) -> VectorStoreQueryResult:
+        return result if self._kept() is None else found(self._whose.llm, result, self._whose.bare_text)
+
+    # -- the KV of its nodes ------------------------------------------------------------------------------
+
+    @property
+    def llm(self) -> BlendLLM | None:
+        """The model whose KV is kept. May be changed; :meth:`sync` then catches up."""
+        return self._whose.llm
+
+    @llm.setter
+    def llm(self, llm: BlendLLM | None) -> None:
+        self._whose.llm = llm
+
+    @contextmanager
+    def _quietly(self) -> Iterator[None]:
+        token = _quiet.set(self)
+        try:
+            yield
+        finally:
+            _quiet.reset(token)
+
+    def _kept(self) -> KeptDocuments | None:
+        if self._whose.llm is None or _quiet.get() is self:
+            return None
+        return self._whose.llm.collection(self._whose.name)
+
+    def _parts_of(self, nodes: Iterable[BaseNode]) -> tuple[dict[str, list[str]], dict[str, str]]:
+        nodes = list(nodes)
+        names = {node.node_id: f"{node.ref_doc_id or ''}{_BEHIND_DOCUMENT}{node.node_id}" for node in nodes}
+        texts, sources = texts_by_id(nodes, self._whose.bare_text), sources_by_id(nodes)
+        return (
+            {names[id]: shown for id, shown in texts.items()},
+            {names[id]: source for id, source in sources.items()},
+        )
+
+    def _keep(self, nodes: Sequence[BaseNode]) -> None:
+        if nodes and (kept := self._kept()) is not None:
+            texts, sources = self._parts_of(nodes)
+            with _stored_already("The vector store has these nodes; sync() computes the KV that is missing."):
+                kept.add(texts, sources=sources)
+
+    def _forget_document(self, ref_doc_id: str) -> None:
+        if (kept := self._kept()) is not None:
+            with _stored_already("The nodes are removed; sync() releases their KV."):
+                kept.remove(name for name in kept.ids() if _document(name) == ref_doc_id)
+
+    def _forget_nodes(self, node_ids: Sequence[str] | None, filters: MetadataFilters | None) -> None:
+        if (kept := self._kept()) is None:
+            return
+        with _stored_already("The nodes are removed; sync() releases their KV."):
+            names = kept.ids()
+            if node_ids:
+                gone = {form for id in node_ids for form in spellings(id)}
+                names = {name for name in names if _node(name) in gone}
+            if filters is not None and names:
+                try:
+                    there = {form for id in ids_of(self, map(_node, names)) for form in spellings(id)}
+                except ConfigError:
+                    kind = type(self).__bases__[-1].__name__
+                    _log.warning("%s cannot tell what it removed: KV of it may be kept", kind)
+                    return
+                names = {name for name in names if _node(name) not in there}
+            if node_ids or filters is not None:
+                kept.remove(names)
+
+    def _forget_all(self) -> None:
+        if (kept := self._kept()) is not None:
+            with _stored_already("The nodes are removed; sync() releases their KV."):
+                kept.clear()
+
+
+def _given(filters: MetadataFilters | None) -> dict[str, Any]:
+    """Return the argument, for stores that know none, too."""
+    return {} if filters is None else {"filters": filters}
+
+
+def _document(name: str) -> str:
+    return name.partition(_BEHIND_DOCUMENT)[0]
+
+
+def _node(name: str) -> str:
+    return name.partition(_BEHIND_DOCUMENT)[2]
+
+
+@contextmanager
+def _stored_already(note: str) -> Iterator[None]:
+    try:
+        yield
+    except BlendragError as error:
+        error.add_note(note)
+        raise
+
+
+def found(llm: BlendLLM | None, result: VectorStoreQueryResult, bare_text: bool) -> VectorStoreQueryResult:
+    """Begin to load the KV of what a query found, and return it in the order that the setting ``order`` asks
+    for. A query never fails because of it."""
+    if llm is None or not result.nodes:
+        return result
+    try:
+        texts = [node_texts(node, bare_text) for node in result.nodes]
+        llm.prefetch(text for texts_of_one in texts for text in texts_of_one)
+        places = llm.order([texts_of_one[0] for texts_of_one in texts])
+    except Exception:
+        _log.debug("no KV was loaded ahead, nor nodes ordered", exc_info=True)
+        return result
+    nodes, similarities, ids = result.nodes, result.similarities, result.ids
+    result.nodes = [nodes[place] for place in places]
+    result.similarities = similarities and [similarities[place] for place in places]
+    result.ids = ids and [ids[place] for place in places]
+    return result
