@@ -6,7 +6,7 @@ BlendragError
 ├── ModelError
 │   ├── ModelNotFoundError   correct the model's name or folder
 │   └── ModelNotSupportedError  choose another model (or serve this one without blending)
-├── SourceError              correct or remove the file that is named
+├── SourceError              correct or remove the file that is named; start the vector store that is
 ├── StoreError
 │   ├── StoreMismatchError   open the index with the model it was made for
 │   ├── StoreInUseError      close the other process that has it open
@@ -56,7 +56,8 @@ class ModelNotSupportedError(ModelError):
 
 
 class SourceError(BlendragError):
-    """A path given to ``ingest`` does not exist or cannot be read as text."""
+    """A path given to ``ingest`` does not exist or cannot be read as text, or a vector store cannot be
+    read."""
 
 
 class StoreError(BlendragError):

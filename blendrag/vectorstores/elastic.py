@@ -10,7 +10,7 @@ from blendrag.errors import SourceError
 from blendrag.vectorstores.interface import PAGE, STORES, TIMEOUT_S, Address, Fields, VectorStore, client_of
 
 _KEPT = "1h"  # a scroll, between two of its pages
-_VECTORS = ("vector*", "embedding*", "*_vec")  # fields that nobody reads here
+_VECTORS = ("vector", "vector_field", "embedding", "*_vec")  # fields that nobody reads here
 
 
 class _Indexed(VectorStore):

@@ -124,8 +124,9 @@ class BlendChroma(WarmingStore, Chroma):
 
     def _documents(self) -> Mapping[str, Document]:
         documents: dict[str, Document] = {}
-        for offset in range(0, self._collection.count(), _PAGE):
-            page = self.get(limit=_PAGE, offset=offset, include=["documents", "metadatas"])
+        ids = self.get(include=[])["ids"]  # at first: deletions shift what is counted
+        for begin in range(0, len(ids), _PAGE):
+            page = self.get(ids[begin : begin + _PAGE], include=["documents", "metadatas"])
             for id, text, metadata in zip(page["ids"], page["documents"], page["metadatas"], strict=True):
                 if text and not _PICTURE.fullmatch(text):
                     documents[id] = Document(text, metadata=metadata or {})

@@ -25,7 +25,7 @@ from llama_index.core.vector_stores.types import (
 from llama_index.vector_stores.chroma import ChromaVectorStore
 
 from blendrag.errors import ConfigError
-from llama_index.llms.blendrag import BlendLLM, WarmKV, warm
+from llama_index.llms.blendrag import BlendChromaVectorStore, BlendLLM, WarmKV, warm
 
 DOCUMENTS = [Document(text="One.", metadata={"page": 1}, id_="first"), Document(text="Two.", id_="second")]
 VECTOR = [0.1, 0.2]
@@ -268,6 +268,15 @@ def test_least_of_stores_works(llm: BlendLLM, caplog: pytest.LogCaptureFixture) 
     store.delete("a")
     assert kept(llm) == texts("Three.")
     assert store.sync(store.nodes, show_progress=False).unchanged == 1
+
+
+def test_our_own_store_is_given_the_model(llm: BlendLLM, tmp_path: Path) -> None:
+    import chromadb
+
+    ours = BlendChromaVectorStore(chromadb.PersistentClient(str(tmp_path)).create_collection("kb-of-nodes"))
+    assert warm(ours, llm) is ours and type(ours) is BlendChromaVectorStore
+    ours.add(nodes())
+    assert kept(llm) == texts("One.", "Two.", "Three.")
 
 
 def test_store_without_a_model_is_as_it_was(llm: BlendLLM) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
@@ -12,6 +13,7 @@ from typer.testing import Result
 from blendrag.cli import sync
 from blendrag.cli.console import INTERRUPTED
 from keeping_server import Keeping
+from places import ROOT
 from scripted_server import scripted
 from vector_stores import Running, chroma
 
@@ -96,3 +98,12 @@ def test_key_may_be_in_the_environment(
     done = blendrag("sync", store.url, "-s", server.url)
     assert done.exit_code == 0 and "s3cr3t" not in done.output
     assert "s3cr3t" not in blendrag("sync", "--help").stdout
+
+
+def test_code_that_is_shown_runs(store: Running, server: Keeping, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs" / "stores.md").read_text()
+    (shown,) = re.findall(r"^```py\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    shown = shown.replace("http://localhost:8000", server.url)
+    exec(shown.replace("qdrant://localhost/handbook", str(store.url)), {})
+    assert capsys.readouterr().out == "3 0\n"
+    assert server.texts == sorted(TEXTS.values())

@@ -81,6 +81,14 @@ def test_what_is_deleted_is_released(plain: VectorStore, recorded_llm: ChatBlend
     assert recorder.kept == set(TEXTS)
     store.delete(ids=IDS[:10])
     assert recorder.kept == set(TEXTS[10:])
-    store._forget_missing()
-    assert recorder.kept == set(TEXTS[10:])
     assert store.sync(show_progress=False).removed == 0
+
+
+def test_what_a_filter_deleted_is_released(
+    embeddings: Any, tmp_path: Path, recorded_llm: ChatBlend, recorder: Any
+) -> None:
+    with ExitStack() as stack:
+        store: Any = warm(milvus(embeddings, tmp_path, stack), recorded_llm)  # has no get_by_ids
+        store.add_texts(TEXTS, SOURCES, ids=IDS)
+        store.delete(expr=f'pk < "{IDS[10]}"')
+        assert recorder.kept == set(TEXTS[10:])

@@ -67,9 +67,9 @@ class BlendChromaVectorStore(ChromaVectorStore):
             raise ConfigError("nothing to keep KV for: give the vector store an llm before sync()")
         documents: dict[str, list[str]] = {}
         sources: dict[str, str] = {}
-        size = self._batch_size()
-        for offset in range(0, self._collection.count(), size):
-            page = self._get(size, where={}, offset=offset)
+        # All ids at first: deletions shift what is counted.
+        for ids in _batches(self._collection.get(include=[])["ids"], self._batch_size()):
+            page = self._get(None, where={}, ids=ids)
             documents |= texts_by_id(page.nodes or (), self.bare_text)
             sources |= sources_by_id(page.nodes or ())
         return kept.sync(documents, sources=sources, progress=show_progress)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import types
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,12 +29,9 @@ from llama_index.llms.blendrag.nodes import node_texts, sources_by_id, texts_by_
 if TYPE_CHECKING:
     from llama_index.llms.blendrag.base import BlendLLM
 
-    _Base = BasePydanticVectorStore
-else:
-    _Base = object  # beside a vector store's class, whose fields would be declared twice
-
 Store = TypeVar("Store", bound=BasePydanticVectorStore)
 
+_Base: Any = object  # in front of a vector store's class, whose fields would be declared twice
 _BEHIND_DOCUMENT = "\x1e"  # in the name of a node that is kept: its document's id is in front
 _log = logging.getLogger(__name__)
 # Stores call their own methods: only the outermost call is of interest.
@@ -57,6 +55,9 @@ def warm(
     later processes; without one, the KV is released some time after this process has ended. bare_text: keep
     the KV of nodes without their metadata as well (see ``node_texts``).
     """
+    if not isinstance(vector_store, WarmKV) and hasattr(type(vector_store), "llm"):  # BlendChromaVectorStore
+        vector_store.llm = llm
+        return vector_store
     if not isinstance(vector_store, WarmKV):
         vector_store.__class__ = _warm_class(type(vector_store))  # type: ignore[assignment]
     kept = f"llama-index/{name}" if name else Collection.volatile(f"llama-index/{uuid.uuid4().hex}")
@@ -66,7 +67,8 @@ def warm(
 
 @functools.cache
 def _warm_class(base: type[BasePydanticVectorStore]) -> type[BasePydanticVectorStore]:
-    return type(base)(f"Warm{base.__name__}", (WarmKV, base), {"__module__": base.__module__})
+    named = {"__module__": base.__module__}
+    return types.new_class(f"Warm{base.__name__}", (WarmKV, base), exec_body=lambda body: body.update(named))
 
 
 class WarmKV(_Base):
@@ -164,7 +166,7 @@ class WarmKV(_Base):
         return await asyncio.to_thread(self._found, result)
 
     def _found(self, result: VectorStoreQueryResult) -> VectorStoreQueryResult:
-        return result if self._kept() is None else found(self._whose.llm, result, self._whose.bare_text)
+        return found(self._whose.llm, result, self._whose.bare_text) if self._warms else result
 
     # -- the KV of its nodes ------------------------------------------------------------------------------
 
@@ -185,10 +187,12 @@ class WarmKV(_Base):
         finally:
             _quiet.reset(token)
 
+    @property
+    def _warms(self) -> bool:
+        return self._whose.llm is not None and _quiet.get() is not self
+
     def _kept(self) -> KeptDocuments | None:
-        if self._whose.llm is None or _quiet.get() is self:
-            return None
-        return self._whose.llm.collection(self._whose.name)
+        return self._whose.llm.collection(self._whose.name) if self._warms else None
 
     def _parts_of(self, nodes: Iterable[BaseNode]) -> tuple[dict[str, list[str]], dict[str, str]]:
         nodes = list(nodes)
