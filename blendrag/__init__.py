@@ -9,6 +9,7 @@ from blendrag.errors import BlendragError
 from blendrag.version import __version__
 
 if TYPE_CHECKING:
+    from blendrag import vectorstores
     from blendrag.chat import foreign
     from blendrag.chat.answer import Answer, Piece
     from blendrag.chat.chat import Chat
@@ -61,6 +62,7 @@ __all__ = [
     "plain",
     "progress_bar",
     "spellings",
+    "vectorstores",
     "without_password",
 ]
 
@@ -92,6 +94,7 @@ _HOMES = {
     "plain": "blendrag.text",
     "progress_bar": "blendrag.progress",
     "spellings": "blendrag.names",
+    "vectorstores": "blendrag.vectorstores",
     "without_password": "blendrag.remote.http",
 }
 

@@ -9,6 +9,7 @@ import re
 import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from llama_index.llms.blendrag import BlendLLM, warm
 from lora_adapter import make_adapter
 from places import ROOT
 from served import COMPLETIONS, FILLER, KB, TEXTS, Server, text_of
+from vector_stores import chroma
 
 pytestmark = [pytest.mark.own_engine, pytest.mark.xdist_group("server-clients")]
 
@@ -321,6 +323,35 @@ def test_commands_reach_a_server(url: str, server: Server, tmp_path: Path) -> No
     assert refused.exit_code == 1 and "unknown selector 'qurey'" in refused.stderr
     nobody = run("ask", "Who?", "--server", url.replace("/v1", "/nowhere"))
     assert nobody.exit_code == 1 and "blendrag serve" in nobody.stderr
+
+
+def test_store_of_another_program_is_followed(
+    url: str, server: Server, chat: RemoteChat, tmp_path: Path
+) -> None:
+    texts = {f"theta-{n}": f"Theta{n} was founded in {1600 + n} by Iota{n}. {FILLER}" for n in range(3)}
+
+    def sync() -> Any:
+        done = CliRunner().invoke(app, ["sync", str(store.url), "--server", url, "--json"])
+        assert done.exit_code == 0, done.output
+        return json.loads(done.stdout)
+
+    def ready() -> int:
+        return int(server.client.get("/v1/kb/stats").json()["chunks"]["ready"])
+
+    before = ready()
+    with ExitStack() as stack:
+        store = chroma(tmp_path / "chroma", stack)
+        store.put(texts)
+        assert (sync()["chunks"], sync()["chunks"], ready()) == (3, 0, before + 3)
+        asked = "\n\n".join([*texts.values(), "Who founded Theta1?"])
+        evidence = chat.complete(chat.request([{"role": "user", "content": asked}])).evidence
+        assert evidence.reused + evidence.recomputed > 200
+        store.delete(["theta-0"])
+        store.put({"theta-1": f"Theta1 is gone. {FILLER}"})
+        told = sync()
+        assert (told["removed"], told["changed"], told["chunks"], ready()) == (1, 1, 1, before + 2)
+        store.delete(["theta-1", "theta-2"])
+        assert (sync()["removed"], ready()) == (2, before)
 
 
 # -- four clients at once ---------------------------------------------------------------------------------

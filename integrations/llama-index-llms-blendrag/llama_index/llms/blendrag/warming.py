@@ -56,7 +56,7 @@ def warm(
     the KV of nodes without their metadata as well (see ``node_texts``).
     """
     if not isinstance(vector_store, WarmKV) and hasattr(type(vector_store), "llm"):  # BlendChromaVectorStore
-        vector_store.llm = llm
+        vector_store.llm = llm  # type: ignore[attr-defined]
         return vector_store
     if not isinstance(vector_store, WarmKV):
         vector_store.__class__ = _warm_class(type(vector_store))  # type: ignore[assignment]
