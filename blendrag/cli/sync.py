@@ -29,6 +29,10 @@ def sync(
     server: options.Servers = None,
     api_key: options.ApiKey = None,
     model: options.Model = None,
+    name: Annotated[
+        str | None,
+        typer.Option(help="Of the collection that follows the store; by default, the URL.", metavar="NAME"),
+    ] = None,
     text_field: Annotated[
         str | None,
         typer.Option(help="Field that holds the text, if it is none of the usual ones.", metavar="NAME"),
@@ -55,7 +59,7 @@ def sync(
     with interruptible("interrupted: what was prefilled is kept; the same command goes on from there"):
         while True:
             try:
-                _sync(at, server or [None], api_key, model, text_field, json)
+                _sync(at, name or str(at), server or [None], api_key, model, text_field, json)
             except BlendragError as error:
                 if first or watch is None:
                     raise
@@ -68,6 +72,7 @@ def sync(
 
 def _sync(
     at: Address,
+    name: str,
     servers: list[str] | list[None],
     api_key: str | None,
     model: str | None,
@@ -80,7 +85,7 @@ def _sync(
     for server in servers:
         chat = open_chat({"model": model}, None, server, api_key)
         try:
-            report = sync(at, chat.collection(str(at)), text_field=text_field)
+            report = sync(at, chat.collection(name), text_field=text_field)
         finally:
             chat.close()
         if json:

@@ -60,6 +60,11 @@ def test_each_server_is_told(blendrag: Blendrag, store: Running, server: Keeping
     assert server.texts == other.texts == sorted(TEXTS.values())
 
 
+def test_collection_has_the_name_that_is_given(blendrag: Blendrag, store: Running, server: Keeping) -> None:
+    assert blendrag("sync", store.url, "-s", server.url, "--name", "handbook").exit_code == 0
+    assert {path for _, path, _ in server.script.asked} == {"/v1/kb/collections/handbook"}
+
+
 def test_watching_goes_on_when_a_store_is_away_for_a_while(
     blendrag: Blendrag, store: Running, server: Keeping, monkeypatch: pytest.MonkeyPatch
 ) -> None:
