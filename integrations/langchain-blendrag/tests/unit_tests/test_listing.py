@@ -11,6 +11,7 @@ import pytest
 from langchain_core.embeddings import Embeddings
 from langchain_core.vectorstores import VectorStore
 
+from blendrag import vectorstores
 from langchain_blendrag import ChatBlend, warm
 
 TEXTS = [f"Text {n}." for n in range(300)]  # of two pages
@@ -82,6 +83,22 @@ def test_what_is_deleted_is_released(plain: VectorStore, recorded_llm: ChatBlend
     store.delete(ids=IDS[:10])
     assert recorder.kept == set(TEXTS[10:])
     assert store.sync(show_progress=False).removed == 0
+
+
+def test_store_of_another_program_is_followed_in_this_process(
+    embeddings: Any, tmp_path: Path, recorded_llm: ChatBlend, recorder: Any
+) -> None:
+    store: Any = qdrant(embeddings, tmp_path, ExitStack())
+    followed = vectorstores.Qdrant(store.client, "kb")
+    kept = recorded_llm.chat.collection("kb")
+    store.add_texts(TEXTS, ids=IDS)
+    assert vectorstores.sync(followed, kept, text_field="body").added == len(TEXTS)
+    store.delete(IDS[:10])
+    store.add_texts(["Another."], ids=IDS[10:11])
+    report = vectorstores.sync(followed, kept, text_field="body")
+    assert (report.chunks, report.changed, report.removed, report.unchanged) == (1, 1, 10, 289)
+    assert recorder.kept == {*TEXTS[11:], "Another."}
+    assert len(recorder.prefilled) == len(TEXTS) + 1
 
 
 def test_what_a_filter_deleted_is_released(
