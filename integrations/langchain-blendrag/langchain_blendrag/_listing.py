@@ -16,9 +16,9 @@ _Listed = tuple[vectorstores.VectorStore, str]  # and the field of the text
 
 
 def _pgvector(store: Any, opened: ExitStack) -> _Listed:
-    if store.async_mode:
-        raise ConfigError("PGVector cannot list its documents in async mode: no sync()")
-    connection = opened.enter_context(closing(store._engine.raw_connection()))
+    if (engine := getattr(store, "_engine", None)) is None:
+        raise ConfigError("a PGVector without a synchronous engine cannot list its documents: no sync()")
+    connection = opened.enter_context(closing(engine.raw_connection()))
     return vectorstores.Postgres(connection, store.collection_name), "document"
 
 
