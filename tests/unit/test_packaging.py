@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import importlib
+import json
+import re
 import subprocess
 import sys
 import tomllib
 from functools import cache
-from importlib.metadata import distributions, metadata, requires, version
+from importlib.metadata import distributions, metadata, packages_distributions, requires, version
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,10 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 import blendrag
+from blendrag.errors import MissingDependencyError
+from blendrag.store.tiers import Context, TierSpec, make_tier
 from places import ROOT
+from stores import LAYOUT
 
 LANGCHAIN = ROOT / "integrations" / "langchain-blendrag"
 LLAMA_INDEX = ROOT / "integrations" / "llama-index-llms-blendrag"
@@ -149,6 +154,63 @@ def test_integrations_need_only_the_public_names(folder: Path) -> None:
 
 PACKAGES = "blendrag, langchain_blendrag, llama_index.llms.blendrag"
 PARTS = "blendrag.embedder, blendrag.models, blendrag.index.ledger, blendrag.index.vectors"
+
+
+def brought(package: Path) -> set[str]:
+    """The modules of all that one of our packages installs without an extra, by what is installed here."""
+    wanted = [Requirement(line) for line in project(package)["dependencies"] + project(ROOT)["dependencies"]]
+    names: set[str] = set()
+    while wanted:
+        requirement = wanted.pop()
+        name = canonicalize_name(requirement.name)
+        extras = requirement.extras or {""}
+        if name == "blendrag" or (name in names and extras == {""}):
+            continue
+        names.add(name)
+        wanted += [
+            one
+            for one in asked_for(name)
+            if one.marker is None or any(one.marker.evaluate({"extra": extra}) for extra in extras)
+        ]
+    modules = packages_distributions().items()
+    return {module for module, of in modules if any(canonicalize_name(one) in names for one in of)}
+
+
+WALKS = [(ROOT, "blendrag"), (LANGCHAIN, "langchain_blendrag"), (LLAMA_INDEX, "llama_index")]
+
+
+@pytest.mark.parametrize(("folder", "walk"), WALKS, ids=[walk for _, walk in WALKS])
+def test_client_needs_only_what_its_package_installs(folder: Path, walk: str) -> None:
+    """And what needs more says in one line which extra brings it."""
+    ours = {"blendrag", "langchain_blendrag", "llama_index", "scripted_server"}
+    refused = packages_distributions().keys() - brought(folder) - ours
+    refused |= {"llama_index.vector_stores.chroma"}
+    assert {"torch", "vllm", "transformers", "chromadb", "rich", "psutil", "redis", "obstore"} <= refused
+    command = [sys.executable, str(ROOT / "tests" / "helpers" / "client_walk.py"), walk]
+    ended = subprocess.run(command, input="\n".join(refused), capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0, ended.stderr
+    extras = {f"{project(one)['name']}[{extra}]" for one in (ROOT, folder) for extra in extras_of(one)}
+    for call, said in json.loads(ended.stdout).items():
+        assert "\n" not in said and set(re.findall(r'pip install "(.+?)"', said)) & extras, (call, said)
+
+
+def extras_of(folder: Path) -> list[str]:
+    return list(project(folder)["optional-dependencies"])
+
+
+@pytest.mark.parametrize(
+    ("module", "extra", "spec"),
+    [
+        ("redis", "redis", TierSpec(kind="redis", url="redis://a")),
+        ("obstore.store", "s3", TierSpec(kind="object", url="s3://a")),
+    ],
+)
+def test_tier_names_the_extra_that_it_needs(
+    module: str, extra: str, spec: TierSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(MissingDependencyError, match=rf'^\S+ is not .*pip install "blendrag\[{extra}\]"$'):
+        make_tier(spec, LAYOUT, Context(Path()))
 
 
 def test_imports_load_no_heavy_library() -> None:
