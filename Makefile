@@ -7,7 +7,7 @@ NEWEST := $(VENV)/newest
 # $(VENV) is made without byte code: where none may be written, every process would compile torch and vLLM anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-PARTS := kernel engines ranks models oldest newest large
+PARTS := kernel engines ranks models oldest newest install large
 
 .NOTPARALLEL:
 .PHONY: help setup demo test nightly $(PARTS:%=nightly-%) gpu lint clean
@@ -24,6 +24,7 @@ help:
 	@echo "             models   many kinds of models; writes the table of docs/models.md (20 minutes)"
 	@echo "             oldest   the engine on the oldest vLLM that is promised (450 MB once, then a quarter of an hour)"
 	@echo "             newest   what is used of the newest vLLM that is promised is there (340 MB once, then seconds)"
+	@echo "             install  clients in fresh environments: weight, oldest packages, neighbours (200 MB, a few minutes)"
 	@echo "             large    ten minutes of load, 10,000 malformed requests, a million texts, kills (22 minutes)"
 	@echo "make gpu     on a machine with a GPU: what runs there, with tables (28 minutes; STAGE=... for one stage)"
 	@echo "make lint    lint, type check and the order of packages only"
@@ -76,6 +77,9 @@ nightly-models: setup
 nightly-newest: setup
 	@$(MAKE) --no-print-directory $(NEWEST)
 	PYTHONPATH="$(abspath $(NEWEST)):$$PYTHONPATH" $(BIN)/python tests/helpers/imported_names.py $(NEWEST)
+
+nightly-install: setup
+	@$(BIN)/python tests/helpers/fresh_install.py
 
 # In front of the other packages, which are new enough for it. Of tests that start engines of their own, those of
 # asynchronous claims. The functions by which three files lay out caches came later.

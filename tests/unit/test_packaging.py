@@ -104,8 +104,12 @@ def test_package_that_only_some_pythons_need_is_locked(python: str) -> None:
 @pytest.mark.parametrize("folder", [ROOT, *INTEGRATIONS], ids=lambda folder: folder.name)
 def test_what_a_package_asks_for_is_locked(folder: Path) -> None:
     locked = dict(pins())
-    for requirement in map(Requirement, project(folder)["dependencies"]):
-        if requirement.name != "blendrag":
+    about = project(folder)
+    extras = [
+        line for name, lines in about["optional-dependencies"].items() if name != "cuda" for line in lines
+    ]
+    for requirement in map(Requirement, about["dependencies"] + extras):
+        if requirement.name not in ("blendrag", about["name"]):
             assert requirement.specifier.contains(locked[canonicalize_name(requirement.name)]), requirement
 
 
