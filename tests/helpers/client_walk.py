@@ -122,6 +122,27 @@ def llama_index(server: Script) -> Calls:
     return {"chroma": chroma, "engine": lambda: BlendLLM().complete("Hi")}
 
 
+def commands(server: Script) -> Calls:
+    """Run the commands that an engine or a folder of documents is for, with no more than the command."""
+    from typer.testing import CliRunner
+
+    from blendrag.cli.app import app
+
+    run, here = CliRunner(), tempfile.mkdtemp()
+    assert run.invoke(app, ["serve", "--help"]).exit_code == 0
+    lines = (
+        "ask Who?", "ask Who? --server http://localhost:1", "bench ttft", "demo", "doctor", "fit", "gc",
+        f"ingest {here}", "profile", "serve", "stats", "verify",
+    )  # fmt: skip
+
+    def ended(line: str) -> None:
+        words = line.split()
+        index = ["--index", here] if words[0] in ("ask", "gc", "ingest", "stats", "verify") else []
+        sys.exit(run.invoke(app, words + index).stderr.strip())
+
+    return {line: lambda line=line: ended(line) for line in lines}  # type: ignore[misc]
+
+
 def said(call: Callable[[], Any]) -> str:
     from blendrag.errors import MissingDependencyError
 
@@ -138,7 +159,7 @@ if __name__ == "__main__":
     refused = set(sys.stdin.read().split())
     before = set(sys.modules)
     sys.meta_path[:] = [Without(finder, refused) for finder in sys.meta_path]
-    walks = {walk.__name__: walk for walk in (blendrag, langchain_blendrag, llama_index)}
+    walks = {walk.__name__: walk for walk in (blendrag, langchain_blendrag, llama_index, commands)}
     with scripted() as script:
         script.always = lambda method, *_: KEPT if method == "DELETE" else None  # at the program's end
         found = {

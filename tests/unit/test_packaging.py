@@ -160,9 +160,11 @@ PACKAGES = "blendrag, langchain_blendrag, llama_index.llms.blendrag"
 PARTS = "blendrag.embedder, blendrag.models, blendrag.index.ledger, blendrag.index.vectors"
 
 
-def brought(package: Path) -> set[str]:
-    """The modules of all that one of our packages installs without an extra, by what is installed here."""
-    wanted = [Requirement(line) for line in project(package)["dependencies"] + project(ROOT)["dependencies"]]
+def brought(package: Path, extra: str) -> set[str]:
+    """The modules of all that one of our packages installs with an extra, by what is installed here."""
+    lines = project(package)["dependencies"] + project(ROOT)["dependencies"]
+    lines += project(package)["optional-dependencies"].get(extra, [])
+    wanted = list(map(Requirement, lines))
     names: set[str] = set()
     while wanted:
         requirement = wanted.pop()
@@ -180,26 +182,29 @@ def brought(package: Path) -> set[str]:
     return {module for module, of in modules if any(canonicalize_name(one) in names for one in of)}
 
 
-WALKS = [(ROOT, "blendrag"), (LANGCHAIN, "langchain_blendrag"), (LLAMA_INDEX, "llama_index")]
+WALKS = [
+    (ROOT, "", "blendrag"),
+    (ROOT, "cli", "commands"),
+    (LANGCHAIN, "", "langchain_blendrag"),
+    (LLAMA_INDEX, "", "llama_index"),
+]
 
 
-@pytest.mark.parametrize(("folder", "walk"), WALKS, ids=[walk for _, walk in WALKS])
-def test_client_needs_only_what_its_package_installs(folder: Path, walk: str) -> None:
+@pytest.mark.parametrize(("folder", "extra", "walk"), WALKS, ids=[walk for _, _, walk in WALKS])
+def test_client_needs_only_what_its_package_installs(folder: Path, extra: str, walk: str) -> None:
     """And what needs more says in one line which extra brings it."""
     ours = {"blendrag", "langchain_blendrag", "llama_index", "scripted_server"}
-    refused = packages_distributions().keys() - brought(folder) - ours
+    refused = packages_distributions().keys() - brought(folder, extra) - ours
     refused |= {"llama_index.vector_stores.chroma"}
-    assert {"torch", "vllm", "transformers", "chromadb", "rich", "psutil", "redis", "obstore"} <= refused
+    assert {"torch", "vllm", "transformers", "chromadb", "psutil", "redis", "obstore"} <= refused
     command = [sys.executable, str(ROOT / "tests" / "helpers" / "client_walk.py"), walk]
     ended = subprocess.run(command, input="\n".join(refused), capture_output=True, text=True, timeout=60)
     assert ended.returncode == 0, ended.stderr
-    extras = {f"{project(one)['name']}[{extra}]" for one in (ROOT, folder) for extra in extras_of(one)}
+    there = {about["name"]: about["optional-dependencies"] for about in map(project, (ROOT, folder))}
     for call, said in json.loads(ended.stdout).items():
-        assert "\n" not in said and set(re.findall(r'pip install "(.+?)"', said)) & extras, (call, said)
-
-
-def extras_of(folder: Path) -> list[str]:
-    return list(project(folder)["optional-dependencies"])
+        named = [Requirement(text) for text in re.findall(r'pip install "(.+?)"', said)]
+        assert named and "\n" not in said, (call, said)
+        assert all(one.extras and one.extras <= there[one.name].keys() for one in named), (call, said)
 
 
 @pytest.mark.parametrize(
