@@ -1,9 +1,10 @@
 """The three packages as users install them: wheels of this checkout, in fresh environments, by pip and by uv.
 
-    python tests/helpers/fresh_install.py          what a client weighs; that it works, with the oldest packages that
-                                                   it names, too; that what others install resolves beside it
+    python tests/helpers/fresh_install.py
 
-Takes a minute or two, and packages from where pip takes them. Ends with an error at the first thing that fails.
+Says what a client weighs, that it works, with the oldest packages that it promises, too, and that what others
+install resolves beside it. Takes some minutes, and packages from where pip takes them. Ends with an error at
+the first thing that fails.
 """
 
 from __future__ import annotations
