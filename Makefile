@@ -7,7 +7,7 @@ NEWEST := $(VENV)/newest
 # $(VENV) is made without byte code: where none may be written, every process would compile torch and vLLM anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-PARTS := kernel engines ranks models oldest newest large
+PARTS := kernel engines ranks models oldest newest install large
 
 .NOTPARALLEL:
 .PHONY: help setup demo test nightly $(PARTS:%=nightly-%) gpu lint clean
@@ -22,8 +22,9 @@ help:
 	@echo "             engines  engines of other kinds: structures, weights, budgets, trees, keys"
 	@echo "             ranks    several ranks, engines or API servers, which want all cores (with engines: 30 minutes)"
 	@echo "             models   many kinds of models; writes the table of docs/models.md (20 minutes)"
-	@echo "             oldest   the engine on the oldest vLLM that is promised (450 MB once, then a quarter of an hour)"
+	@echo "             oldest   on the oldest vLLM and other packages that are promised (470 MB once, then a quarter of an hour)"
 	@echo "             newest   what is used of the newest vLLM that is promised is there (340 MB once, then seconds)"
+	@echo "             install  clients in fresh environments: weight, oldest packages, neighbours (200 MB, a few minutes)"
 	@echo "             large    ten minutes of load, 10,000 malformed requests, a million texts, kills (22 minutes)"
 	@echo "make gpu     on a machine with a GPU: what runs there, with tables (28 minutes; STAGE=... for one stage)"
 	@echo "make lint    lint, type check and the order of packages only"
@@ -77,12 +78,17 @@ nightly-newest: setup
 	@$(MAKE) --no-print-directory $(NEWEST)
 	PYTHONPATH="$(abspath $(NEWEST)):$$PYTHONPATH" $(BIN)/python tests/helpers/imported_names.py $(NEWEST)
 
+nightly-install: setup
+	@$(BIN)/python tests/helpers/fresh_install.py
+
 # In front of the other packages, which are new enough for it. Of tests that start engines of their own, those of
 # asynchronous claims. The functions by which three files lay out caches came later.
 nightly-oldest: setup
 	@$(MAKE) --no-print-directory $(OLDEST)
 	PYTHONPATH="$(abspath $(OLDEST)):$$PYTHONPATH" $(BIN)/pytest -q -m "not own_engine" tests/unit/engine tests/engine \
 		$(addprefix --ignore tests/unit/engine/test_,paged_cache.py head_pages.py gpu_backends.py)
+	PYTHONPATH="$(abspath $(OLDEST)):$$PYTHONPATH" $(BIN)/pytest -q tests/unit/cli tests/unit/index tests/unit/store \
+		tests/unit/lab/evaluate tests/unit/test_models.py
 
 # In the environment that is active, or PYTHON's: that of $(VENV) computes on the CPU.
 STAGES = PYTHONPATH="$(CURDIR):$$PYTHONPATH" MODEL="$(MODEL)" OUT="$(OUT)" \

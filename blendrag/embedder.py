@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from blendrag.errors import ModelNotFoundError
+from blendrag.errors import ModelNotFoundError, needs
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -52,8 +52,9 @@ class Embedder:
 
     def _load(self) -> SentenceTransformer:
         if self._model is None:
-            from sentence_transformers import SentenceTransformer
-            from transformers.utils import logging
+            with needs("blendrag[index]"):
+                from sentence_transformers import SentenceTransformer
+                from transformers.utils import logging
 
             shown = logging.is_progress_bar_enabled()
             logging.disable_progress_bar()  # it draws one while it loads the weights

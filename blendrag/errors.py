@@ -30,6 +30,9 @@ BlendragWarning              nothing failed, but time may be lost: the message s
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class BlendragError(Exception):
     """Base of all errors raised by blendrag."""
@@ -41,6 +44,16 @@ class ConfigError(BlendragError):
 
 class MissingDependencyError(BlendragError):
     """A package is needed that is not installed, or is of another version than blendrag is for."""
+
+
+@contextmanager
+def needs(extra: str) -> Iterator[None]:
+    """Import inside what the extra brings, named as pip takes it ("blendrag[redis]"). Raises
+    MissingDependencyError, with pip's command, for what is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError(f'{error.name} is not installed: pip install "{extra}"') from error
 
 
 class ModelError(BlendragError):

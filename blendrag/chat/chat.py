@@ -122,9 +122,10 @@ class Chat(ChatModel):
         return 0.0 if isinstance(error, EngineError) and not isinstance(error, final) else None
 
     def _turn(self, request: ChatRequest) -> Turn:
+        library = self.library  # says what is not installed, if anything
         from blendrag.chat.turn import Turn
 
-        return Turn(self.library, self.settings, request)
+        return Turn(library, self.settings, request)
 
     def render(self, request: ChatRequest) -> str:
         return self._plan(request).text
@@ -133,9 +134,10 @@ class Chat(ChatModel):
         return self.library.explain(self._plan(request))
 
     def _plan(self, request: ChatRequest) -> PromptPlan:
+        library = self.library
         from blendrag.chat.turn import plan_request
 
-        return plan_request(self.library, request)
+        return plan_request(library, request)
 
     def count_tokens(self, request: ChatRequest) -> int:
         return len(self._plan(request).token_ids)

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.rule import Rule
 from typer.core import TyperGroup
 
-from blendrag.errors import BlendragError
+from blendrag.errors import BlendragError, needs
 
 _WIDE, _PAGE = 1000, 80  # columns
 # Former commands, each with what became of it.
@@ -97,7 +97,7 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            with interruptible("interrupted"):
+            with interruptible("interrupted"), needs("blendrag[engine,index]"):
                 return super().invoke(ctx)
         except BlendragError as error:
             say(f"error: {error}")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from blendrag.cli.console import err
+from blendrag.errors import needs
 from blendrag.progress import Progress
 
 if TYPE_CHECKING:
@@ -44,7 +45,8 @@ def open_served(
 ) -> Iterator[ServedIndex]:
     """Open the index in ``folder`` with KV and answers of servers."""
     with err().status("opening the index"):
-        from blendrag.index.served import ServedIndex
+        with needs("blendrag[index]"):
+            from blendrag.index.served import ServedIndex
         from blendrag.remote.chat import RemoteChat
 
         chats = [RemoteChat(url, api_key, **options) for url in servers]

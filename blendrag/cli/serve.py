@@ -55,8 +55,10 @@ def serve(
 
     Runs `vllm serve`. More options are settings (--codec int8) or vLLM's own (--port 8000).
     """
-    from blendrag.engine.client.launch import server_environment
     from blendrag.engine.client.requirement import require_server
+
+    require_server()
+    from blendrag.engine.client.launch import server_environment
     from blendrag.engine.client.watchdog import ENDS_WITHIN_S
     from blendrag.files.lock import IndexLock
     from blendrag.models import resolve_model
@@ -65,7 +67,6 @@ def serve(
     from blendrag.server.keys import read_keys
     from blendrag.settings import Settings
 
-    require_server()
     words = words or []
     model = words[0] if words and not words[0].startswith("-") else None
     given, more = settings_among(words if model is None else words[1:])

@@ -10,8 +10,7 @@ import io
 import logging
 from collections.abc import Callable
 
-from blendrag.index.html import read_html
-from blendrag.index.office import read_archive
+from blendrag.errors import BlendragError, needs
 from blendrag.index.text import Content, Unusable, decode
 
 READER_VERSION = 2
@@ -30,8 +29,8 @@ def read_text(data: bytes) -> Content:
 
 def read_pdf(data: bytes) -> Content:
     """Return the text layer of a PDF, pages apart by a blank line. A scan without one is refused."""
-    from pypdf import PdfReader
-
+    with needs("blendrag[index]"):
+        from pypdf import PdfReader
     logging.getLogger("pypdf").setLevel(logging.ERROR)  # it reports every repaired flaw of a file
     document = PdfReader(io.BytesIO(data))
     if document.is_encrypted and not document.decrypt(""):
@@ -41,6 +40,20 @@ def read_pdf(data: bytes) -> Content:
     if not text:
         raise Unusable("PDF without text (a scan has to go through OCR first)")
     return Content(text, {"pages": len(pages)})
+
+
+def read_html(data: bytes) -> Content:
+    """Return a page as Markdown, under its title."""
+    with needs("blendrag[index]"):
+        from blendrag.index.html import read_html
+    return read_html(data)
+
+
+def read_archive(data: bytes) -> Content:
+    """Read a document of Word, PowerPoint or Excel, or an EPUB."""
+    with needs("blendrag[index]"):
+        from blendrag.index.office import read_archive
+    return read_archive(data)
 
 
 def _refused(reason: str) -> Reader:
@@ -93,7 +106,7 @@ def read(reader: Reader, data: bytes) -> Content:
     Unusable."""
     try:
         return reader(data)
-    except Unusable:
+    except (Unusable, BlendragError):
         raise
     except Exception as error:
         said = f"{type(error).__name__}: {error}".partition("\n")[0][:_LONGEST_REASON]

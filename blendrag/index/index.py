@@ -6,29 +6,28 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from blendrag.chat.chat import Chat
 from blendrag.chat.request import ChatRequest, Source
-from blendrag.compress import check_budget
 from blendrag.embedder import Embedder
-from blendrag.engine.client.running import RunningEngine
+from blendrag.engine.client.requirement import require_vllm
 from blendrag.errors import ConfigError, EmptyIndexError
 from blendrag.index.answering import Answering, said
 from blendrag.index.ingest import LEAVING, Chunking, DocumentPipeline, IngestReport
 from blendrag.index.ledger import Ledger
 from blendrag.index.loaders import Item
-from blendrag.index.purge import Purged, purge
 from blendrag.index.split import Splitter
 from blendrag.index.vectors import VectorStore
 from blendrag.models import resolve_embedder
 from blendrag.progress import Progress, progress_bar
 from blendrag.prompt import DocumentNote, KnownText, assemble
-from blendrag.select import make_selector
-from blendrag.serving.library import Library
 from blendrag.settings import Settings
-from blendrag.store.maintenance.closed_index import no_index
 from blendrag.text import encodable
+
+if TYPE_CHECKING:  # both import torch, which a client of a server may be without
+    from blendrag.engine.client.running import RunningEngine
+    from blendrag.index.purge import Purged
 
 _OF_CHUNKS = ("chunk_tokens", "chunk_overlap", "context_tokens")  # settings that make other ones
 
@@ -38,6 +37,8 @@ class BlendIndex(Answering):
     ``with``. The engine starts when needed."""
 
     def __init__(self, root: Path, settings: Settings) -> None:
+        from blendrag.serving.library import Library
+
         self.root, self.settings = root, settings
         self._library = Library(root, settings)
         try:
@@ -61,10 +62,16 @@ class BlendIndex(Answering):
         (open in another process), and StoreError if it does not exist and ``create`` is False.
         """
         settings = Settings.load(model=model, **options)
+        require_vllm()
+        from blendrag.compress import check_budget
+        from blendrag.select import make_selector
+
         make_selector(settings.blending)  # a typo is an error, not a slow answer
         check_budget(settings.blending)
         root = Path(path).expanduser().resolve()
         if not create and not (root / "catalogue.sqlite").is_file():
+            from blendrag.store.maintenance.closed_index import no_index
+
             raise no_index(path)
         return cls(root, settings)
 
@@ -110,6 +117,8 @@ class BlendIndex(Answering):
         Raises SourceError for an unknown document, naming the closest; StoreError if a tier cannot be
         reached, and then nothing has changed here.
         """
+        from blendrag.index.purge import purge
+
         return purge(encodable(source), self._library, self._pipeline())
 
     def _pipeline(self) -> DocumentPipeline:

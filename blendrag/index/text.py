@@ -7,6 +7,8 @@ import contextlib
 import re
 from dataclasses import dataclass, field
 
+from blendrag.errors import needs
+
 
 class Unusable(Exception):
     """A file cannot be used; the message says why. Never leaves the package: it becomes ``Skipped`` or
@@ -71,8 +73,8 @@ def _decode_16_bit(data: bytes) -> str:
 
 
 def _detected(sample: bytes) -> str:
-    from charset_normalizer import from_bytes
-
+    with needs("blendrag[index]"):
+        from charset_normalizer import from_bytes
     # 16-bit text was decoded or refused before. Among equal guesses the most common one is taken: in a short
     # Western text nothing tells its accents from Polish ones.
     guesses = from_bytes(sample, cp_exclusion=["utf_16", "utf_16_be", "utf_16_le"])

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import xxhash
 
 from blendrag.chat.request import Source
-from blendrag.errors import StoreError, StoreMismatchError
+from blendrag.errors import StoreError, StoreMismatchError, needs
 from blendrag.files import sqlite
 from blendrag.files.private import make_file, make_folder
 from blendrag.text import encodable
@@ -42,7 +42,8 @@ class VectorStore:
     """
 
     def __init__(self, root: Path, embedder: Embeds) -> None:
-        import chromadb
+        with needs("blendrag[index]"):
+            import chromadb
 
         self._embedder = embedder
         self._folder = folder = root / "chroma"

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from blendrag.errors import ConfigError
-from blendrag.lab import require
+from blendrag.errors import ConfigError, needs
 from blendrag.lab.results import where
 from blendrag.machine import Machine
 
@@ -24,7 +23,8 @@ def check_plot_path(path: Path) -> None:
         raise ConfigError(f"--plot {path}: the name must end in {', '.join(SUFFIXES)}")
     if not path.resolve().parent.is_dir():
         raise ConfigError(f"--plot {path}: there is no folder {path.parent}")
-    require("matplotlib")
+    with needs("blendrag[lab]"):
+        import matplotlib  # noqa: F401
 
 
 def new_figure(width: float, height: float) -> Any:

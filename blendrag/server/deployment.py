@@ -73,7 +73,8 @@ def image_file(command: ServeCommand, vllm: str) -> str:
         f"FROM vllm/vllm-openai:v{vllm}",
         "COPY pyproject.toml README.md LICENSE requirements/cpu.lock /opt/blendrag/",
         "COPY blendrag /opt/blendrag/blendrag",
-        "RUN python3 -m pip install --no-cache-dir --constraint /opt/blendrag/cpu.lock /opt/blendrag",
+        "RUN python3 -m pip install --no-cache-dir --constraint /opt/blendrag/cpu.lock"
+        " '/opt/blendrag[engine,index,redis,s3]'",
         *(f"ENV {name}={_quoted(value)}" for name, value in command.variables.items() if value),
         f"VOLUME {_DATA}",
         f"ENTRYPOINT {json.dumps(['vllm', 'serve'])}",

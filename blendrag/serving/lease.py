@@ -8,6 +8,7 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from blendrag.engine.client.requirement import require_vllm
 from blendrag.errors import BlendragError, StoreMismatchError
 from blendrag.settings import Settings
 
@@ -38,6 +39,7 @@ class Lease:
         where it needs another engine, StoreMismatchError where its KV is another namespace's, codec's or
         shared prefix's. If another engine has the device, that is found out when this one is started.
         """
+        require_vllm()
         from blendrag.serving.library import Library
         from blendrag.serving.owners import VOLATILE, ended
 

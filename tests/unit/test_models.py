@@ -135,7 +135,7 @@ def test_user_without_a_home_has_settings(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_missing_package_names_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models, "GGUF_PACKAGE", "no_such_package")
-    with pytest.raises(MissingDependencyError, match=r"blendrag\[smollm2\]"):
+    with pytest.raises(MissingDependencyError, match=r"blendrag\[demo\]"):
         resolve_model(DEFAULT_MODEL, tmp_path)
 
 

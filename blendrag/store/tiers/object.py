@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from blendrag.errors import ConfigError
+from blendrag.errors import ConfigError, needs
 from blendrag.store.record import DamagedError, Layout, Record
 from blendrag.store.stack import TierSpec
 from blendrag.store.tiers.interface import GoneError, Read, TierError, register_tier
@@ -195,7 +195,8 @@ def _is_panic(error: BaseException) -> bool:
 
 
 def _open_store(spec: TierSpec) -> ObjectStore:
-    from obstore.store import from_url
+    with needs("blendrag[s3]"):
+        from obstore.store import from_url
 
     url = spec.url or ""
     client: Any = {name: value for name, value in spec.options.items() if name in _CLIENT}

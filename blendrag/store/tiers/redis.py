@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from blendrag.errors import ConfigError, StoreFullError
+from blendrag.errors import ConfigError, StoreFullError, needs
 from blendrag.store.record import DamagedError, Layout, Record
 from blendrag.store.stack import TierSpec
 from blendrag.store.tiers.interface import GoneError, Read, TierError, register_tier
@@ -144,9 +144,10 @@ def _refusal(key: str, error: Exception) -> Exception:
 
 
 def _pool(spec: TierSpec, limits: _Limits) -> ConnectionPool:
-    from redis import ConnectionPool
-    from redis.backoff import NoBackoff
-    from redis.retry import Retry
+    with needs("blendrag[redis]"):
+        from redis import ConnectionPool
+        from redis.backoff import NoBackoff
+        from redis.retry import Retry
 
     class Guarded:
         """A mixin for a connection: its socket keeps to the limits of the call that uses it."""

@@ -8,11 +8,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from langchain_chroma import Chroma
 from langchain_core.documents import Document
 
 from blendrag import Collection
+from blendrag.errors import needs
 from langchain_blendrag._warming import WarmingStore
+
+with needs("langchain-blendrag[chroma]"):
+    from langchain_chroma import Chroma
 
 if TYPE_CHECKING:
     from langchain_blendrag.chat_models import ChatBlend

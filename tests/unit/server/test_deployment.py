@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 import tomllib
 from pathlib import Path
@@ -132,10 +133,12 @@ def test_image_has_the_blendrag_of_this_project(model_dir: Path, tmp_path: Path)
                 into.mkdir(parents=True, exist_ok=True)
                 shutil.copy(source, into)
     (run,) = instructions(image)["RUN"]
-    *_, constraint, locked, what = run.split()
+    *_, constraint, locked, asked = shlex.split(run)
+    what, _, extras = asked.rstrip("]").partition("[")
     assert constraint == "--constraint" and (tmp_path / locked.lstrip("/")).is_file()
     about = tomllib.loads((tmp_path / what.lstrip("/") / "pyproject.toml").read_text())
     assert about["project"]["name"] == "blendrag"
+    assert "engine" in extras and set(extras.split(",")) <= set(about["project"]["optional-dependencies"])
     for file in ("README.md", "LICENSE", "blendrag/version.py"):  # what its build reads
         assert (tmp_path / what.lstrip("/") / file).is_file()
 

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from llama_index.core.bridge.pydantic import PrivateAttr
 from llama_index.core.schema import BaseNode
 from llama_index.core.vector_stores.types import MetadataFilters, VectorStoreQuery, VectorStoreQueryResult
-from llama_index.vector_stores.chroma import ChromaVectorStore
-from llama_index.vector_stores.chroma.base import _to_chroma_filter
 
 from blendrag import Collection, KeptDocuments, SyncReport
-from blendrag.errors import BlendragError, ConfigError
+from blendrag.errors import BlendragError, ConfigError, needs
 from llama_index.llms.blendrag.nodes import sources_by_id, texts_by_id
 from llama_index.llms.blendrag.warming import found
+
+with needs("llama-index-llms-blendrag[chroma]"):
+    from llama_index.vector_stores.chroma import ChromaVectorStore
+    from llama_index.vector_stores.chroma.base import _to_chroma_filter
 
 if TYPE_CHECKING:
     from llama_index.llms.blendrag.base import BlendLLM

@@ -1,0 +1,115 @@
+"""The three packages as users install them: wheels of this checkout, in fresh environments, by pip and by uv.
+
+    python tests/helpers/fresh_install.py
+
+Says what a client weighs, that it works, with the oldest packages that it promises, too, and that what others
+install resolves beside it. Takes some minutes, and packages from where pip takes them. Ends with an error at
+the first thing that fails.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[2]
+CLIENTS = {  # what is installed, the framework that it is for, and what of client_walk.py it does
+    "blendrag": (None, ["blendrag"]),
+    "langchain-blendrag": ("langchain-core", ["blendrag", "langchain_blendrag"]),
+    "llama-index-llms-blendrag": ("llama-index-core>=0.14", ["blendrag", "llama_index"]),
+}
+MOST_MB = 40  # that a client downloads beside its framework
+NEIGHBOURS = ("deepeval>=4", "litellm[proxy]>=1.100", "open-webui>=0.12")
+
+
+def run(*command: str | Path, stdin: str = "") -> str:
+    ended = subprocess.run(
+        [str(word) for word in command],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+    )
+    if ended.returncode:
+        sys.exit(f"{' '.join(map(str, command))}:\n{ended.stdout}{ended.stderr}")
+    return ended.stdout
+
+
+def mb(files: Iterable[Path]) -> float:
+    return sum(file.stat().st_size for file in files if not file.is_symlink() and file.is_file()) / 1e6
+
+
+class Workshop:
+    """A folder with the wheels of this checkout, and environments."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.wheels = folder, folder / "wheels"
+        packages = (ROOT, *(path.parent for path in ROOT.glob("integrations/*/pyproject.toml")))
+        run(sys.executable, "-m", "pip", "wheel", "-qq", "--no-deps", "-w", self.wheels, *packages)
+        self.uv = self.environment("uv").with_name("uv")
+        self.pip("install", "uv", python=self.uv.with_name("python"))
+
+    def environment(self, name: str) -> Path:
+        run(sys.executable, "-m", "venv", self.folder / name)
+        return self.folder / name / "bin" / "python"
+
+    def pip(self, *words: str | Path, python: Path | str = sys.executable) -> None:
+        run(python, "-m", "pip", "-qq", "--disable-pip-version-check", *words)
+
+    def downloaded(self, package: str) -> list[Path]:
+        """Return what pip downloads for a package."""
+        into = self.folder / "downloads" / Requirement(package).name
+        self.pip("download", "--find-links", self.wheels, "-d", into, package)
+        return list(into.iterdir())
+
+
+def walk(python: Path, walks: list[str]) -> None:
+    run(python, ROOT / "tests" / "helpers" / "client_walk.py", *walks)
+
+
+def oldest(package: Path) -> list[str]:
+    project = tomllib.loads((package / "pyproject.toml").read_text())["project"]
+    wanted = [Requirement(line) for line in project["dependencies"]]
+    floors = {one.name: spec.version for one in wanted for spec in one.specifier if spec.operator == ">="}
+    return [f"{name}=={version}" for name, version in floors.items() if name != "blendrag"]
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        shop = Workshop(Path(folder))
+        row = "{:<28} {:>9} {:>12} {:>18} {:>13}"
+        print(row.format("client", "packages", "download MB", "beside framework", "installed MB"))
+        for package, (framework, walks) in CLIENTS.items():
+            files = shop.downloaded(package)
+            beside = mb(files) - (mb(shop.downloaded(framework)) if framework else 0)
+            python = shop.environment(package)
+            before = mb(python.parents[1].rglob("*"))
+            shop.pip("install", "--no-index", "--find-links", files[0].parent, package, python=python)
+            installed = mb(python.parents[1].rglob("*")) - before
+            print(row.format(package, len(files), f"{mb(files):.0f}", f"{beside:.0f}", f"{installed:.0f}"))
+            assert beside <= MOST_MB, package
+            walk(python, walks)
+
+            by_uv = [shop.uv, "pip", "install", "-q", "--find-links", shop.wheels, "--python"]
+            python = shop.environment(f"{package}-uv")
+            run(*by_uv, python, package)
+            walk(python, walks)
+            python = shop.environment(f"{package}-oldest")
+            floors = oldest(ROOT) + (oldest(ROOT / "integrations" / package) if framework else [])
+            run(*by_uv, python, package, *floors)
+            walk(python, walks)
+        for neighbour in NEIGHBOURS:
+            wanted = "\n".join((*CLIENTS, "blendrag[cli,redis,s3]", neighbour))
+            run(shop.uv, "pip", "compile", "-q", "--find-links", shop.wheels, "-", stdin=wanted)
+            print(f"resolves beside {neighbour}")
+
+
+if __name__ == "__main__":
+    main()
