@@ -69,7 +69,9 @@ def test_key_opens_its_own_tenant_only() -> None:
     assert client.get("/metrics", headers=bearer("other")).status_code == 200
 
 
-@pytest.mark.parametrize("path", ["/v1/responses", "/invocations", "/redoc", "/v1/completions/"])
+@pytest.mark.parametrize(
+    "path", ["/v1/responses/x", "/v1/messages/count_tokens", "/invocations", "/redoc", "/v1/completions/"]
+)
 def test_route_that_is_not_listed_is_closed(path: str) -> None:
     client = TestClient(app(keys(one="ask,ingest,admin")))
     assert client.post(path).status_code == 401

@@ -79,6 +79,11 @@ class Renderer:
         return [{"prompt_token_ids": self._tokenizer(request.prompt).input_ids}]
 
 
+def state(blending: Blending) -> Any:
+    """That of vLLM's app."""
+    return SimpleNamespace(online_renderer=Renderer(blending.library.tokenizer))
+
+
 def prepared(
     blending: Blending, kind: Any = CHAT, question: str = "How long?", **more: Any
 ) -> tuple[Any, Blended]:
@@ -89,8 +94,7 @@ def prepared(
     )
 
     async def answered() -> Blended:
-        renderer = Renderer(blending.library.tokenizer)
-        about = await blending.prepare(request, request.blendrag, renderer)
+        about = await blending.prepare(request, request.blendrag, state(blending))
         await blending.evidence(about, USAGE)
         return about
 
@@ -273,7 +277,7 @@ def test_budget_that_nothing_came_of_is_told_of(begin: Open) -> None:
     request = CHAT.model_validate(body)
 
     async def rows() -> dict[str, Any]:
-        about = await blending.prepare(request, request.blendrag, Renderer(blending.library.tokenizer))
+        about = await blending.prepare(request, request.blendrag, state(blending))
         return (await blending.evidence(about, USAGE))[1]
 
     assert asyncio.run(rows())["kv_whole"] == "it was not blended"
