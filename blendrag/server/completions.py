@@ -7,11 +7,12 @@ from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, I
 from dataclasses import dataclass
 from functools import partial
 from inspect import Parameter, Signature
-from typing import Annotated, Any, Union, get_type_hints
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from fastapi import HTTPException, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
-from pydantic import BaseModel, Discriminator, Tag, ValidationError, create_model, model_validator
+from pydantic import BaseModel, Discriminator, FailFast, Tag, ValidationError, create_model, model_validator
 
 from blendrag.chat.tools import parameters_of
 from blendrag.errors import BlendragError, ConfigError
@@ -46,12 +47,30 @@ def body_of(stock: Endpoint, limits: Limits = LIMITS) -> type[BaseModel]:
     def understood(cls: type[BaseModel], body: Any, read: Callable[[Any], Any]) -> Any:
         return _understood(limits, cls, body, read)
 
+    items = {name: _until_the_first_mistake(model, name) for name in _ITEMS if name in model.model_fields}
     return create_model(
         f"Blended{model.__name__}",
         __base__=model,
         __validators__={"understood": model_validator(mode="wrap")(understood)},  # type: ignore[dict-item]
         blendrag=(BlendFields | None, None),
+        **items,
     )
+
+
+class _FirstMistake(FailFast):
+    """As a member of a union it has to be hashable."""
+
+    def __hash__(self) -> int:
+        return hash(self.fail_fast)
+
+
+def _until_the_first_mistake(model: type[BaseModel], name: str) -> Any:
+    """Return a field whose list is read up to its first mistake: an item of a response may be of any of some
+    forty kinds, and what is wrong for each of them is listed for each."""
+    annotation = model.model_fields[name].annotation
+    kinds = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    quick = [Annotated[kind, _FirstMistake()] if get_origin(kind) is list else kind for kind in kinds]
+    return Union[tuple(quick)], ...  # noqa: UP007
 
 
 def _understood(limits: Limits, cls: type[BaseModel], body: Any, read: Callable[[Any], Any]) -> Any:
