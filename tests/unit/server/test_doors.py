@@ -282,7 +282,7 @@ def test_long_list_of_malformed_items_is_refused_soon(kind: type[BaseModel]) -> 
     begun = time.monotonic()
     with pytest.raises(ValidationError) as caught:
         kind.model_validate({"model": "m", "max_tokens": 8, "messages": items, "input": items})
-    assert caught.value.error_count() < 200
+    assert caught.value.error_count() < 1000
     assert time.monotonic() - begun < 2
     with pytest.raises(ValidationError, match="--max-items"):
         kind.model_validate({"model": "m", "messages": items * 2, "input": items * 2})
