@@ -47,7 +47,7 @@ def body_of(stock: Endpoint, limits: Limits = LIMITS) -> type[BaseModel]:
     def understood(cls: type[BaseModel], body: Any, read: Callable[[Any], Any]) -> Any:
         return _understood(limits, cls, body, read)
 
-    items = {name: _until_the_first_mistake(model, name) for name in _ITEMS if name in model.model_fields}
+    items = {"input": _until_the_first_mistake(model, "input")} if "input" in model.model_fields else {}
     return create_model(
         f"Blended{model.__name__}",
         __base__=model,

@@ -80,6 +80,17 @@ def test_route_that_is_not_listed_is_closed(path: str) -> None:
     assert client.post("/health").status_code == 401
 
 
+def test_key_is_where_anthropics_clients_have_it_too() -> None:
+    client = TestClient(app(keys(one="ask")))
+    for headers, status in (
+        ({"x-api-key": "one"}, 200),
+        ({"x-api-key": "two"}, 401),
+        ({"x-api-key": ""}, 401),
+    ):
+        assert client.post("/v1/completions", headers=headers).status_code == status
+    assert client.post("/v1/completions", headers={**bearer("two"), "x-api-key": "one"}).status_code == 401
+
+
 def test_web_socket_is_closed() -> None:
     client = TestClient(app(keys(one="ask")))
     for headers, status in (({}, 401), (bearer("one"), 404)):

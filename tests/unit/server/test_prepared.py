@@ -26,9 +26,12 @@ from blendrag.errors import ConfigError, EngineError
 from blendrag.lab.eviction.trace import read_log
 from blendrag.server import Limits
 from blendrag.server.blending import Blended, Blending
-from blendrag.server.completions import body_of, explained
+from blendrag.server.completions import _evidence, body_of, explained
 from blendrag.server.gate import Gate, Requests
+from blendrag.server.keys import ASK, INGEST, Key
+from blendrag.serving.collection import Collection
 from blendrag.serving.library import Library
+from blendrag.serving.marked import COLLECTION
 from blendrag.serving.session import EngineSession
 from blendrag.settings import Settings
 from engine_facts import FACTS
@@ -281,3 +284,19 @@ def test_budget_that_nothing_came_of_is_told_of(begin: Open) -> None:
         return (await blending.evidence(about, USAGE))[1]
 
     assert asyncio.run(rows())["kv_whole"] == "it was not blended"
+
+
+@pytest.mark.parametrize(("rights", "kept"), [({ASK}, 0), ({ASK, INGEST}, 1)], ids=["ask", "ingest"])
+def test_marked_text_is_kept_for_who_may_ingest(begin: Open, rights: set[str], kept: int) -> None:
+    blending = begin()
+    part = {"type": "text", "text": page(1), "cache_control": {"type": "ephemeral"}}
+    body = {"messages": [{"role": "user", "content": [part, {"type": "text", "text": "How long?"}]}]}
+    request = CHAT.model_validate(body)
+
+    async def rows() -> list[Any]:
+        about = await blending.prepare(request, request.blendrag, state(blending))
+        return (await _evidence(blending, about, Key("", frozenset(rights)), USAGE))[1]["documents"]
+
+    assert [row["reason"] for row in asyncio.run(rows()) if row["kind"] == "not found"] == ["not ingested"]
+    asyncio.run(blending.run(lambda: None, "change"))  # behind what is being kept
+    assert len(Collection(blending.library, COLLECTION).ids()) == kept
