@@ -289,12 +289,13 @@ def test_budget_that_nothing_came_of_is_told_of(begin: Open) -> None:
 @pytest.mark.parametrize(("rights", "kept"), [({ASK}, 0), ({ASK, INGEST}, 1)], ids=["ask", "ingest"])
 def test_marked_text_is_kept_for_who_may_ingest(begin: Open, rights: set[str], kept: int) -> None:
     blending = begin()
-    part = {"type": "text", "text": page(1), "cache_control": {"type": "ephemeral"}}
-    body = {"messages": [{"role": "user", "content": [part, {"type": "text", "text": "How long?"}]}]}
+    message = {"role": "user", "content": page(1)[:600], "cache_control": {"type": "ephemeral"}}
+    body = {"messages": [message]}
     request = CHAT.model_validate(body)
 
     async def rows() -> list[Any]:
         about = await blending.prepare(request, request.blendrag, state(blending))
+        assert about.prompt is not None, about.plain
         return (await _evidence(blending, about, Key("", frozenset(rights)), USAGE))[1]["documents"]
 
     assert [row["reason"] for row in asyncio.run(rows()) if row["kind"] == "not found"] == ["not ingested"]
