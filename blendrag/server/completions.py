@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from inspect import Parameter, Signature
+from operator import or_
 from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Union, cast, get_args, get_origin, get_type_hints
 
 from fastapi import HTTPException, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
@@ -69,8 +70,10 @@ def _until_the_first_mistake(model: type[BaseModel], name: str) -> Any:
     forty kinds, and what is wrong for each of them is listed for each."""
     annotation = model.model_fields[name].annotation
     kinds = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
-    quick = [Annotated[kind, _FirstMistake()] if get_origin(kind) is list else kind for kind in kinds]
-    return Union[tuple(quick)], ...  # noqa: UP007
+    quick: list[Any] = [
+        Annotated[kind, _FirstMistake()] if get_origin(kind) is list else kind for kind in kinds
+    ]
+    return reduce(or_, quick), ...
 
 
 def _understood(limits: Limits, cls: type[BaseModel], body: Any, read: Callable[[Any], Any]) -> Any:
@@ -169,7 +172,8 @@ def explained(*bodies: type[BaseModel]) -> Endpoint:
         found = (name for name in kinds if isinstance(body, dict) and name in body)
         return next(found, Completions.holds)
 
-    either: Any = Union[tuple(Annotated[body, Tag(name)] for name, body in kinds.items())]  # noqa: UP007
+    bodies_by_kind: list[Any] = [Annotated[body, Tag(name)] for name, body in kinds.items()]
+    either = reduce(or_, bodies_by_kind)
     return _taking(Annotated[either, Discriminator(kind)], explain)
 
 
@@ -267,7 +271,7 @@ class _Answers:
     async def _followed(self, chunks: AsyncIterable[Any]) -> AsyncIterator[Any]:
         """Yield the stream, with the evidence, if that is wanted: in the event that counts tokens, or of
         completions in a chunk before the line that ends it."""
-        last, told = "", None
+        last, told = "", cast(Told | None, None)
         async for chunk in chunks:
             if not isinstance(chunk, str):
                 yield chunk

@@ -80,7 +80,8 @@ class Door(ABC):
 
     def cached(self, answer: dict[str, Any]) -> int | None:
         """Return how many prompt tokens vLLM says that it has not computed."""
-        return _details(answer, "prompt_tokens_details").get("cached_tokens")
+        found: int | None = _details(answer, "prompt_tokens_details").get("cached_tokens")
+        return found
 
     def count(self, answer: dict[str, Any], cached: int) -> None:
         """Have an answer say that so many tokens of its prompt were not computed."""
@@ -154,7 +155,8 @@ class AnthropicMessages(ChatCompletions):
         return event if event.get("type") == "message_delta" else None
 
     def cached(self, answer: dict[str, Any]) -> int | None:
-        return (answer.get("usage") or {}).get("cache_read_input_tokens")
+        found: int | None = (answer.get("usage") or {}).get("cache_read_input_tokens")
+        return found
 
     def count(self, answer: dict[str, Any], cached: int) -> None:
         if usage := answer.get("usage"):  # whose input tokens are those that were not in a cache
@@ -186,10 +188,12 @@ class Responses(Door):
         return Asked(_dicts(messages), request.max_output_tokens, plain, prompt.token_ids)
 
     def answer_in(self, event: dict[str, Any]) -> dict[str, Any] | None:
-        return event.get("response") if event.get("type") == "response.completed" else None
+        completed: dict[str, Any] | None = event.get("response")
+        return completed if event.get("type") == "response.completed" else None
 
     def cached(self, answer: dict[str, Any]) -> int | None:
-        return _details(answer, "input_tokens_details").get("cached_tokens")
+        found: int | None = _details(answer, "input_tokens_details").get("cached_tokens")
+        return found
 
     def count(self, answer: dict[str, Any], cached: int) -> None:
         if answer.get("usage"):  # whose details are always there
@@ -235,4 +239,5 @@ def _ids(prompts: Any) -> list[int]:
 
 
 def _details(answer: dict[str, Any], name: str) -> dict[str, Any]:
-    return (answer.get("usage") or {}).get(name) or {}
+    found: dict[str, Any] = (answer.get("usage") or {}).get(name) or {}
+    return found
