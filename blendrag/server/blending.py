@@ -6,7 +6,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from threading import BoundedSemaphore
@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar, cast
 
 import xxhash
 from fastapi import Request
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, PrivateAttr, field_validator, model_validator
 
 from blendrag.chat.request import RequestOptions, make_request
 from blendrag.engine.client.running import RunningEngine
@@ -25,6 +25,7 @@ from blendrag.errors import ConfigError, EngineClosedError
 from blendrag.names import closest
 from blendrag.options import BlendKeywords, BlendOverrides, resolved
 from blendrag.prompt import Messages, PromptPlan, decode
+from blendrag.server.doors import Door, door_of
 from blendrag.server.gate import key_of
 from blendrag.serving.evidence import Evidence
 from blendrag.serving.library import Library
@@ -66,6 +67,18 @@ class BlendFields(BlendOverrides):
     evidence: bool = Field(
         default=False, description="What became of each document; in a stream, a last chunk that says it."
     )
+    _marked: tuple[str, ...] = PrivateAttr(())
+
+    @property
+    def marked(self) -> tuple[str, ...]:
+        """Texts of the prompt that the client has marked as documents."""
+        return self._marked
+
+    def marking(self, texts: Iterable[str]) -> BlendFields:
+        """Return these fields with the texts marked."""
+        marking = self.model_copy()
+        marking._marked = tuple(texts)
+        return marking
 
     @field_validator("*")
     @classmethod
@@ -93,7 +106,8 @@ class BlendFields(BlendOverrides):
 @dataclass(frozen=True, slots=True)
 class Blended:
     """A request with its prompt as it was planned. unplanned: what is counted if it was not; plain says why.
-    said, conversation: the client's. begun: by ``time.monotonic``."""
+    said, conversation: the client's. marked: texts that it has marked as documents. begun: by
+    ``time.monotonic``."""
 
     prompt: PlannedPrompt | None = None
     plain: str | None = None
@@ -101,6 +115,7 @@ class Blended:
     ticket: str = ""
     said: Messages | str = ""
     conversation: str | None = None
+    marked: tuple[str, ...] = ()
     begun: float = field(default_factory=time.monotonic)
 
     @property
@@ -153,16 +168,18 @@ class Blending:
         down."""
         self.library.sidecars.stop()
 
-    async def prepare(self, request: Any, fields: BlendFields, renderer: Any) -> Blended:
+    async def prepare(self, request: Any, fields: BlendFields, state: Any) -> Blended:
         """Make of vLLM's ``request`` one that is blended, if there is something to blend. Whatever goes wrong
-        with planning, it stays the plain request that it was.
+        with planning, it stays the plain request that it was. state: that of vLLM's app.
 
         Raises ConfigError for an option that cannot be used, and for fields that are the server's to set.
         """
+        door = door_of(type(request))
         namespace, salted = self._namespace(request.cache_salt), bool(request.cache_salt)
         request.cache_salt = f"{namespace}:" if namespace else None
+        door.keep_apart(request, self.library.identity.namespace)
         try:
-            about = await self._planned(request, fields, renderer, exact=not salted)
+            about = await self._planned(door, request, fields, state, exact=not salted)
         except ConfigError:
             raise
         except Exception as error:
@@ -176,14 +193,16 @@ class Blending:
                 request.cache_salt = self._engine.turns.salt(namespace, prompt.recipe, ids)
             if (what := prompt.recipe or prompt.path) is not None:
                 params = sealed(what.transfer_params(about.ticket), request.cache_salt, self._seal)
-            _set_prompt(request, list(ids), params)
+            door.put(request, list(ids), params)
         return about
 
-    async def explain(self, request: Any, fields: BlendFields, renderer: Any) -> dict[str, Any]:
+    async def explain(self, request: Any, fields: BlendFields, state: Any) -> dict[str, Any]:
         """Return what would become of vLLM's ``request``: text and tokens of the prompt, how many of these
         are stored, and rows as the embedded classes' ``explain()`` has them; plain: why nothing would be
         blended. Raises ConfigError as :meth:`prepare` does."""
-        about = await self._planned(request, fields, renderer, exact=False)
+        door = door_of(type(request))
+        door.keep_apart(request, self.library.identity.namespace)
+        about = await self._planned(door, request, fields, state, exact=False)
         if (prompt := about.prompt) is None:
             return {"plain": about.plain, "text": None, "tokens": None, "cached": 0, "rows": []}
         return {
@@ -194,33 +213,44 @@ class Blending:
             "rows": await self.run(lambda: self.library.explain(prompt.plan)),
         }
 
-    async def _planned(self, request: Any, fields: BlendFields, renderer: Any, *, exact: bool) -> Blended:
+    async def _planned(
+        self, door: Door, request: Any, fields: BlendFields, state: Any, *, exact: bool
+    ) -> Blended:
         """Plan the prompt. exact: as :meth:`Library.prepare` has it."""
         begun, others = time.monotonic(), request.vllm_xargs or {}
         if request.kv_transfer_params or "kv_transfer_params" in others:
             raise ConfigError("kv_transfer_params are set by the server: see the field `blendrag`")
-        if self.library.identity.namespace and any("uuid" in part for part in _parts(request)):
-            raise ConfigError("leave out the uuid of images: it names one in a cache that all tenants share")
         given = fields.model_dump(exclude={"conversation", "evidence"})
+        given["documents"] += fields.marked
         wanted = make_request(self.settings, "", cast(RequestOptions, given))
-        if reason := _unplanned(request):
-            return Blended(plain=reason, unplanned="request")
         try:
-            ids = await _rendered(request, renderer)
+            asked = await door.asked(request, state)
         except Exception as error:  # its own route says it
+            return Blended(plain=f"vLLM refuses the request: {error}", unplanned="refused")
+        if self.library.identity.namespace and any("uuid" in part for part in asked.parts()):
+            raise ConfigError("leave out the uuid of images: it names one in a cache that all tenants share")
+        if asked.plain is not None:
+            return Blended(plain=asked.plain, unplanned="request")
+        try:
+            ids = await asked.render()
+        except Exception as error:
             return Blended(plain=f"vLLM refuses the request: {error}", unplanned="refused")
         plan = await self.run(lambda: self._plan(ids, wanted.documents))
         if plan is None:
             return Blended(plain="the documents cannot be tokenised apart", unplanned="text")
         more = len(plan.token_ids) - len(ids)
-        if more > 0 and len(plan.token_ids) + (_asked(request) or 1) > self._engine.max_model_len:
+        if more > 0 and len(plan.token_ids) + (asked.most or 1) > self._engine.max_model_len:
             reason = f"tokenised apart, the documents take {more} tokens too many"
             return Blended(plain=reason, unplanned="window")
         options = wanted.options or self.settings.blending
         prompt = await self.run(lambda: self.library.prepare(plan, options, exact=exact))
-        ticket = f"served-{secrets.token_hex(8)}"
         return Blended(
-            prompt, ticket=ticket, said=_said(request), conversation=fields.conversation, begun=begun
+            prompt,
+            ticket=f"served-{secrets.token_hex(8)}",
+            said=asked.said,
+            conversation=fields.conversation,
+            marked=fields.marked,
+            begun=begun,
         )
 
     @property
@@ -255,8 +285,9 @@ class Blending:
         return plan if decode(self.library.tokenizer, plan.token_ids) == text else None
 
     async def evidence(self, about: Blended, answer: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return counts of tokens, and what became of the documents. answer: what is known of vLLM's. KV that
-        was found damaged is prefilled again. An answer is given whatever becomes of this."""
+        """Return counts of tokens, and what became of the documents. answer: what is known of vLLM's, as a
+        chat completion has it. KV that was found damaged is prefilled again. An answer is given whatever
+        becomes of this."""
         if (prompt := about.prompt) is None:
             return {"plain": about.plain}, {}
         try:
@@ -270,6 +301,17 @@ class Blending:
             return {"plain": f"not known: {error}"}, {}
         facts = {name: fact for name, fact in asdict(evidence).items() if name not in _CLIENTS}
         return {name: facts.pop(name) for name in _COUNTS}, facts | {"stored": stored}
+
+    def keep(self, about: Blended) -> None:
+        """Have the texts that the client has marked kept, for other prompts. Returns at once."""
+        if about.marked and not self._ending:
+            self._threads["change"].submit(self._keep, about.marked)
+
+    def _keep(self, texts: Sequence[str]) -> None:
+        try:
+            self.library.marked.keep(texts)
+        except Exception as error:
+            _log.warning("texts that a client has marked are not kept: %s", error)
 
     async def _evidence(self, prompt: PlannedPrompt, ticket: str, answer: dict[str, Any]) -> Evidence:
         plain = (answer.get("kv_transfer_params") or {}).get(FIELD)
@@ -287,67 +329,3 @@ def blending_of(request: Request, namespace: str | None = None) -> Blending:
     not."""
     tenants: dict[str, Blending] = request.app.state.blendrag
     return tenants[key_of(request).namespace if namespace is None else namespace]
-
-
-def is_chat(kind: type[BaseModel]) -> bool:
-    """Return whether requests of this kind have messages; any may have a field of that name which means
-    nothing."""
-    return "messages" in kind.model_fields
-
-
-def _unplanned(request: Any) -> str | None:
-    """Say why a request goes to vLLM as it is."""
-    from blendrag.engine.compat.requests import has_other_than_text
-
-    if (request.n or 1) != 1 or getattr(request, "use_beam_search", False):
-        return "several answers to a prompt are prefilled plainly"
-    for name in ("echo", "prompt_logprobs", "truncate_prompt_tokens", "prompt_embeds", "suffix"):
-        value = getattr(request, name, None)
-        if value is not None and value is not False:
-            return f"prompts with {name} are prefilled plainly"
-    if not is_chat(type(request)) and not isinstance(request.prompt, str):
-        return "prompts of token ids, and several at once, are prefilled plainly"
-    if is_chat(type(request)) and has_other_than_text(request.messages):
-        return "prompts with other than text are prefilled plainly"
-    return None
-
-
-def _said(request: Any) -> Messages | str:
-    """Return what the client has sent, before vLLM's route or ours changes it."""
-    if not is_chat(type(request)):
-        return str(request.prompt)
-    return [message for message in request.messages if isinstance(message, dict)]
-
-
-def _asked(request: Any) -> int | None:
-    """Return for how many tokens a request asks."""
-    return getattr(request, "max_completion_tokens", None) or request.max_tokens
-
-
-def _parts(request: Any) -> Iterator[dict[str, Any]]:
-    """Yield the parts of its messages' contents, where they are not plain texts."""
-    for message in request.messages if is_chat(type(request)) else ():
-        content = message.get("content") if isinstance(message, dict) else getattr(message, "content", None)
-        yield from (part for part in (content if isinstance(content, list) else ()) if isinstance(part, dict))
-
-
-async def _rendered(request: Any, renderer: Any) -> list[int]:
-    """Return the token ids that vLLM makes of the request. Raises what it does if it refuses it."""
-    copy = request.model_copy(deep=True)
-    if is_chat(type(request)):
-        rendered = await renderer.render_chat(copy, skip_mm_cache=True)
-        prompts = rendered[1] if isinstance(rendered, tuple) else rendered
-    else:
-        prompts = await renderer.render_completion(copy, skip_mm_cache=True)
-    if not isinstance(prompts, list):  # an ErrorResponse
-        raise ValueError(prompts.error.message)
-    return list(prompts[0]["prompt_token_ids"])
-
-
-def _set_prompt(request: Any, ids: list[int], params: dict[str, Any]) -> None:
-    """Have vLLM take these token ids for the request's prompt."""
-    if is_chat(type(request)):
-        params = {**params, "prompt_token_ids": ids}
-    else:
-        request.prompt = ids
-    request.kv_transfer_params = params or None

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator
-from functools import partial
+from dataclasses import dataclass
+from functools import partial, reduce
 from inspect import Parameter, Signature
-from typing import Annotated, Any, get_type_hints
+from operator import or_
+from types import UnionType
+from typing import Annotated, Any, Union, cast, get_args, get_origin, get_type_hints
 
 from fastapi import HTTPException, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
-from pydantic import BaseModel, Discriminator, Tag, ValidationError, create_model, model_validator
+from pydantic import BaseModel, Discriminator, FailFast, Tag, ValidationError, create_model, model_validator
 
 from blendrag.chat.tools import parameters_of
-from blendrag.engine.worker.metrics import ROLES, count
 from blendrag.errors import BlendragError, ConfigError
 from blendrag.server import LIMITS, Limits
-from blendrag.server.blending import FIELD_NAME, Blended, BlendFields, Blending, blending_of, is_chat
+from blendrag.server.blending import FIELD_NAME, Blended, BlendFields, Blending, blending_of
+from blendrag.server.doors import Completions, Door, door_of
 from blendrag.server.gate import key_of
-from blendrag.server.keys import Key
+from blendrag.server.keys import INGEST, Key
 from blendrag.server.knowledge import status_of
+from blendrag.server.parts import documents, within
 from blendrag.text import plain
 
 HEADER = "x-blendrag"
@@ -28,10 +32,13 @@ _DATA = "data: "
 _DONE = "data: [DONE]"
 _LEAST_TEMPERATURE = 1e-5  # below, vLLM samples greedily
 _MOST_ANSWERS = 128
+_ITEMS = ("messages", "input")  # fields of bodies that are lists of messages and the like
 _HEAD = ("id", "object", "created", "model")
 
 Endpoint = Callable[[Any, Request], Awaitable[Response]]
-Evidence = Callable[[dict[str, Any]], Awaitable[tuple[dict[str, Any], dict[str, Any]]]]
+Told = tuple[dict[str, Any], dict[str, Any]]
+"""Evidence: counts of tokens, and what became of each document."""
+Evidence = Callable[[dict[str, Any]], Awaitable[Told]]
 
 
 def body_of(stock: Endpoint, limits: Limits = LIMITS) -> type[BaseModel]:
@@ -41,23 +48,46 @@ def body_of(stock: Endpoint, limits: Limits = LIMITS) -> type[BaseModel]:
     def understood(cls: type[BaseModel], body: Any, read: Callable[[Any], Any]) -> Any:
         return _understood(limits, cls, body, read)
 
+    items = {"input": _until_the_first_mistake(model, "input")} if "input" in model.model_fields else {}
     return create_model(
         f"Blended{model.__name__}",
         __base__=model,
         __validators__={"understood": model_validator(mode="wrap")(understood)},  # type: ignore[dict-item]
         blendrag=(BlendFields | None, None),
+        **items,
     )
+
+
+class _FirstMistake(FailFast):
+    """As a member of a union it has to be hashable."""
+
+    def __hash__(self) -> int:
+        return hash(self.fail_fast)
+
+
+def _until_the_first_mistake(model: type[BaseModel], name: str) -> Any:
+    """Return a field whose list is read up to its first mistake: an item of a response may be of any of some
+    forty kinds, and what is wrong for each of them is listed for each."""
+    annotation = model.model_fields[name].annotation
+    kinds = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    quick: list[Any] = [
+        Annotated[kind, _FirstMistake()] if get_origin(kind) is list else kind for kind in kinds
+    ]
+    return reduce(or_, quick), ...
 
 
 def _understood(limits: Limits, cls: type[BaseModel], body: Any, read: Callable[[Any], Any]) -> Any:
     """Read a body. vLLM's own checks stumble over kinds of values that they do not expect: no error of the
     server's. And contents that it would read later, once, are read here."""
+    door = door_of(cls)
     if isinstance(body, dict):
-        _check_amount(body, limits)
+        _check_amount(body, door, limits)
+    marked: list[str] = []
     try:
         body = plain(body)
-        if is_chat(cls) and isinstance(body, dict) and isinstance(body.get("messages"), list):
-            body = {**body, "messages": [_readable(message) for message in body["messages"]]}
+        if isinstance(body, dict) and isinstance(body.get(door.holds), list) and door.holds in _ITEMS:
+            marked = within(documents(body), limits)
+            body = door.readable(body)
             if isinstance(tools := body.get("tools"), list):
                 body["tools"] = [_with_parameters(tool) for tool in tools]
         request = read(body)
@@ -69,44 +99,27 @@ def _understood(limits: Limits, cls: type[BaseModel], body: Any, read: Callable[
         raise
     except (AttributeError, LookupError, RecursionError) as error:
         raise ValueError(f"a value is of a wrong kind: {error}") from None
-    for message in request.messages if is_chat(cls) else ():
-        if isinstance(message, dict) and isinstance(message.get("content"), Iterator):
-            message["content"] = list(message["content"])
+    if marked:
+        request.blendrag = (request.blendrag or BlendFields()).marking(marked)
+    items = getattr(request, door.holds, None)
+    for item in items if isinstance(items, list) else ():
+        if isinstance(item, dict) and isinstance(item.get("content"), Iterator):
+            item["content"] = list(item["content"])
     return request
 
 
-def _check_amount(body: dict[str, Any], limits: Limits) -> None:
+def _check_amount(body: dict[str, Any], door: Door, limits: Limits) -> None:
     """Raise ValueError for more messages or documents than are taken."""
     ours = body.get(FIELD_NAME)
     named = ours.get("documents") if isinstance(ours, dict) else None
-    for what, items in (("messages", body.get("messages")), ("documents", named)):
+    several = {door.holds: body.get(door.holds)} if door.holds in _ITEMS else {}
+    for what, items in {**several, "documents": named}.items():
         if isinstance(items, list) and len(items) > limits.items:
             raise ValueError(f"{len(items):,} {what}: at most {limits.items:,} are taken (--max-items)")
     if isinstance(named, list):
         length = sum(len(text) for text in named if isinstance(text, str))
         if length > limits.text_mib << 20:
             raise ValueError(f"documents of more than {limits.text_mib} MiB (--max-text-mib): name fewer")
-
-
-def _readable(message: Any) -> Any:
-    """Return a message without parts of kinds that vLLM does not know: of these, their text. Histories come
-    from other providers too, and one part would end every later turn of a conversation."""
-    from blendrag.engine.compat.requests import content_parts
-
-    if not isinstance(message, dict) or not isinstance(content := message.get("content"), list):
-        return message
-    known, media = content_parts()
-    kept = []
-    for part in content:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if not isinstance(kind, str) or kind in known or not media.isdisjoint(part):
-            kept.append(part)
-        elif text := _text_of(part):
-            kept.append({"type": "text", "text": text})
-    if left_out := len(content) - len(kept):
-        role = message.get("role")
-        count({"blendrag_parts_left_out": {role if role in ROLES else "other": left_out}})
-    return {**message, "content": kept}
 
 
 def _with_parameters(tool: Any) -> Any:
@@ -117,19 +130,6 @@ def _with_parameters(tool: Any) -> Any:
     return {**tool, "function": {**function, "parameters": parameters_of(tool)}}
 
 
-def _text_of(part: Any, depth: int = 2) -> str:
-    """Return the text of a part, or of the parts that are its content, as search results and tools' results
-    have them."""
-    if isinstance(part, str):
-        return part
-    if isinstance(part, list):
-        return "\n".join(filter(None, (_text_of(one, depth) for one in part)))
-    if not isinstance(part, dict) or not depth:
-        return ""
-    text = part.get("text")
-    return text if isinstance(text, str) else _text_of(part.get("content"), depth - 1)
-
-
 def blended(stock: Endpoint, body: type[BaseModel]) -> Endpoint:
     """Return a route that is ``stock`` with documents blended where there are any."""
 
@@ -137,19 +137,21 @@ def blended(stock: Endpoint, body: type[BaseModel]) -> Endpoint:
         blending, fields = blending_of(raw_request), request.blendrag or BlendFields()
         times = _once(request)
         try:
-            prepared = await blending.prepare(request, fields, raw_request.app.state.online_renderer)
+            prepared = await blending.prepare(request, fields, raw_request.app.state)
         except ConfigError as error:
             raise HTTPException(400, str(error)) from None
         response = await stock(request, raw_request)
         evidence = partial(_evidence, blending, prepared, key_of(raw_request))
-        return await _with_evidence(response, evidence, prepared, fields.evidence, times)
+        answers = _Answers(door_of(type(request)), evidence, fields.evidence, times)
+        return await answers.told(response, prepared)
 
     endpoint.__doc__ = stock.__doc__
     return _taking(body, endpoint)
 
 
-def explained(chat: type[BaseModel], completion: type[BaseModel]) -> Endpoint:
-    """Return the route that says what would become of a request; it takes the body of either route."""
+def explained(*bodies: type[BaseModel]) -> Endpoint:
+    """Return the route that says what would become of a request. It takes the body of any of these, which it
+    tells by what holds the prompt: the first of those with messages."""
 
     async def explain(request: Any, raw_request: Request) -> Response:
         """Say what would become of a request, which is not asked. `rows`: one per part of the prompt, then
@@ -157,15 +159,21 @@ def explained(chat: type[BaseModel], completion: type[BaseModel]) -> Endpoint:
         blending, fields = blending_of(raw_request), request.blendrag or BlendFields()
         _once(request)
         try:
-            found = await blending.explain(request, fields, raw_request.app.state.online_renderer)
+            found = await blending.explain(request, fields, raw_request.app.state)
         except BlendragError as error:
             raise HTTPException(status_of(error), str(error)) from None
         return JSONResponse(found | {"rows": key_of(raw_request).shown(found["rows"])})
 
-    def kind(body: Any) -> str:
-        return "chat" if isinstance(body, dict) and "messages" in body else "completion"
+    kinds = dict[str, type[BaseModel]]()
+    for body in bodies:
+        kinds.setdefault(door_of(body).holds, body)
 
-    either: Any = Annotated[chat, Tag("chat")] | Annotated[completion, Tag("completion")]
+    def kind(body: Any) -> str:
+        found = (name for name in kinds if isinstance(body, dict) and name in body)
+        return next(found, Completions.holds)
+
+    bodies_by_kind: list[Any] = [Annotated[body, Tag(name)] for name, body in kinds.items()]
+    either = reduce(or_, bodies_by_kind)
     return _taking(Annotated[either, Discriminator(kind)], explain)
 
 
@@ -185,13 +193,15 @@ async def _evidence(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the evidence as :meth:`Blending.evidence` has it, for the holder of this key."""
     counts, rows = await blending.evidence(about, answer)
+    if INGEST in key.rights:
+        blending.keep(about)
     return counts, rows | ({"documents": key.shown(rows["documents"])} if "documents" in rows else {})
 
 
 def _once(request: Any) -> int:
     """Return how often an answer is to be given. vLLM refuses to make several at temperature 0: they would be
     equal, so one is made."""
-    times = request.n or 1
+    times = getattr(request, "n", None) or 1
     greedy = request.temperature is not None and request.temperature < _LEAST_TEMPERATURE
     if not (greedy and 1 < times <= _MOST_ANSWERS) or request.use_beam_search:
         return 1
@@ -201,6 +211,8 @@ def _once(request: Any) -> int:
 
 def _repeated(answer: dict[str, Any], times: int) -> dict[str, Any]:
     """Repeat vLLM's answer, or a chunk of one, so often."""
+    if times == 1:
+        return answer
     choices = [
         {**choice, "index": choice["index"] * times + copy}
         for choice in answer.get("choices") or ()
@@ -217,52 +229,80 @@ def _repeated(answer: dict[str, Any], times: int) -> dict[str, Any]:
     return {**answer, "choices": choices, **({"usage": usage} if usage else {})}
 
 
-async def _with_evidence(
-    response: Response, evidence: Evidence, about: Blended, wanted: bool, times: int
-) -> Response:
-    if isinstance(response, StreamingResponse):
-        response.headers[HEADER] = json.dumps(about.planned)
-        response.body_iterator = _followed(response.body_iterator, evidence, wanted, times)
-        return response
-    if not isinstance(response, JSONResponse) or response.status_code != 200:
-        return response
-    answer = json.loads(bytes(response.body))
-    counts, rows = await evidence(answer)
-    answer.pop("kv_transfer_params", None)
-    answer = _repeated(answer, times)
-    answer[FIELD_NAME] = counts | (rows if wanted else {})
-    kept = {name: value for name, value in response.headers.items() if name != "content-length"}
-    return JSONResponse(answer, headers=kept | {HEADER: json.dumps(counts)}, background=response.background)
+@dataclass(frozen=True, slots=True)
+class _Answers:
+    """vLLM's answers to one request, with the tokens counted that were not computed, and the evidence.
 
+    evidence: gives it, for what vLLM says. wanted: whether all of it is told. times: how often an answer is
+    given.
+    """
 
-async def _followed(
-    chunks: AsyncIterable[Any], evidence: Evidence, wanted: bool, times: int
-) -> AsyncIterator[Any]:
-    """Yield the stream, with a chunk of evidence before the line that ends it, if that is wanted."""
-    last = ""
-    async for chunk in chunks:
-        if isinstance(chunk, str) and chunk.startswith(_DONE):
-            answer = _read(last)
-            counts, rows = await evidence(answer)
-            if wanted:
-                head = {name: answer[name] for name in _HEAD if name in answer}
-                yield f"data: {json.dumps({**head, 'choices': [], FIELD_NAME: counts | rows})}\n\n"
-        elif isinstance(chunk, str) and chunk.startswith(_DATA):
+    door: Door
+    evidence: Evidence
+    wanted: bool
+    times: int
+
+    async def told(self, response: Response, about: Blended) -> Response:
+        """Return vLLM's response with the evidence; before anything is computed, with the plan."""
+        if isinstance(response, StreamingResponse):
+            response.headers[HEADER] = json.dumps(about.planned)
+            response.body_iterator = self._followed(response.body_iterator)
+            return response
+        if not isinstance(response, JSONResponse) or response.status_code != 200:
+            return response
+        answer = json.loads(bytes(response.body))
+        counts, rows = await self._counted(answer) if answer.get("usage") else (about.planned, {})
+        answer = _repeated(answer, self.times)
+        answer[FIELD_NAME] = counts | (rows if self.wanted else {})
+        kept = {name: value for name, value in response.headers.items() if name != "content-length"}
+        headers = kept | {HEADER: json.dumps(counts)}
+        return JSONResponse(answer, headers=headers, background=response.background)
+
+    async def _counted(self, answer: dict[str, Any]) -> Told:
+        """Return the evidence of an answer, or of the event of a stream that counts its tokens, and have it
+        count as computed what was."""
+        cached = {"usage": {"prompt_tokens_details": {"cached_tokens": self.door.cached(answer)}}}
+        report = {"kv_transfer_params": answer.pop("kv_transfer_params", None)}
+        counts, rows = await self.evidence(report | (cached if answer.get("usage") else {}))
+        if "reused" in counts:
+            self.door.count(answer, counts["reused"] + counts["prefix"])
+        return counts, rows
+
+    async def _followed(self, chunks: AsyncIterable[Any]) -> AsyncIterator[Any]:
+        """Yield the stream, with the evidence, if that is wanted: in the event that counts tokens, or of
+        completions in a chunk before the line that ends it."""
+        last, told = "", cast(Told | None, None)
+        async for chunk in chunks:
+            if not isinstance(chunk, str):
+                yield chunk
+                continue
+            if chunk.startswith(_DONE):
+                answer = _read(last)
+                counts, rows = told or await self._counted(answer)
+                if self.wanted:
+                    head = {name: answer[name] for name in _HEAD if name in answer}
+                    yield f"data: {json.dumps({**head, 'choices': [], FIELD_NAME: counts | rows})}\n\n"
+                yield chunk
+                continue
             last = chunk
-            if times > 1 and "error" not in (read := _read(chunk)):
-                several = _repeated(read, times)
-                for choice in several["choices"]:
-                    yield f"data: {json.dumps({**several, 'choices': [choice]})}\n\n"
-                if several["choices"]:
-                    continue
-                chunk = f"data: {json.dumps(several)}\n\n"
-        yield chunk
+            event = _read(chunk) if self.times > 1 or self.door.counting in chunk else {}
+            if answer_in := self.door.answer_in(event):
+                told = counts, rows = await self._counted(answer_in)
+                if self.wanted and self.door.tells:
+                    answer_in[FIELD_NAME] = counts | rows
+            elif self.times == 1 or not event or "error" in event:
+                yield chunk
+                continue
+            several = _repeated(event, self.times)
+            for choice in several.get("choices") or (None,):
+                one = several if choice is None else {**several, "choices": [choice]}
+                yield f"{chunk.partition(_DATA)[0]}{_DATA}{json.dumps(one)}\n\n"
 
 
 def _read(chunk: str) -> dict[str, Any]:
     """Return what is in a chunk of a stream: of the last one, perhaps usage."""
     try:
-        found = json.loads(chunk.removeprefix(_DATA))
+        found = json.loads(chunk.partition(_DATA)[2])
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}

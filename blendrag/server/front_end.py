@@ -31,6 +31,7 @@ from blendrag.server import Limits, knowledge
 from blendrag.server.blending import Blending
 from blendrag.server.command import SERVED, tenants
 from blendrag.server.completions import blended, body_of, explained
+from blendrag.server.doors import DOORS
 from blendrag.server.gate import Gate, Requests
 from blendrag.server.keys import Keys, read_keys
 from blendrag.serving.library import Library
@@ -43,7 +44,6 @@ _LOOK_S = 0.1
 _CLOSING_S = 3.0
 _CHILDREN_S = 3.0  # seconds from the end of a server to that of its engine's processes
 _DEAD_S = 5.0  # seconds for what is left when those processes have ended before
-_BLENDED = ("/v1/chat/completions", "/v1/completions")
 _EXPLAIN = "/v1/kb/explain"
 
 
@@ -52,12 +52,16 @@ def attach_router(app: FastAPI) -> None:
     gives no answers."""
     served = _served()
     limits, bodies = Limits(**served["limits"]), list[type[BaseModel]]()
-    for path in _BLENDED:
-        stock = _posting(app, path)
+    stocks = [stock for door in DOORS if (stock := _posting(app, door.path))]
+    if not stocks:
+        raise ConfigError(
+            "vLLM gives no answers from this model, so there is nothing to blend: use vllm serve"
+        )
+    for stock in stocks:
         bodies.append(body_of(stock.endpoint, limits))
         app.router.routes.remove(stock)
         app.add_api_route(
-            path,
+            stock.path,
             blended(stock.endpoint, bodies[-1]),
             methods=["POST"],
             dependencies=stock.dependencies,
@@ -183,11 +187,9 @@ def _tenants(served: dict[str, Any]) -> dict[str, tuple[Settings, Path]]:
     return tenants(served["settings"], folder, _keys(served))
 
 
-def _posting(app: FastAPI, path: str) -> APIRoute:
-    for route in app.routes:
-        if isinstance(route, APIRoute) and route.path == path and "POST" in route.methods:
-            return route
-    raise ConfigError("vLLM gives no answers from this model, so there is nothing to blend: use vllm serve")
+def _posting(app: FastAPI, path: str) -> APIRoute | None:
+    posting = (route for route in app.routes if isinstance(route, APIRoute) and "POST" in route.methods)
+    return next((route for route in posting if route.path == path), None)
 
 
 def _open(settings: Settings, folder: Path, engine: _Engine) -> Library:

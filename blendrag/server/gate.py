@@ -23,6 +23,8 @@ _COLLECTION = "/v1/kb/collections/{name}"
 _ROUTES = {
     ("POST", "/v1/chat/completions"): ASK,
     ("POST", "/v1/completions"): ASK,
+    ("POST", "/v1/messages"): ASK,
+    ("POST", "/v1/responses"): ASK,
     ("POST", "/v1/kb/explain"): ASK,
     ("POST", "/v1/kb/prefetch"): ASK,
     ("PUT", _COLLECTION): INGEST,
@@ -102,7 +104,9 @@ class Gate:
         if self._keys is None or route == _OPEN:
             return _EVERYBODY
         scheme, _, secret = headers.get("authorization", "").partition(" ")
-        key = self._keys.find(secret.encode("latin-1")) if scheme.lower() == "bearer" else None
+        if scheme.lower() != "bearer":
+            secret = headers.get("x-api-key", "")  # of Anthropic's clients
+        key = self._keys.find(secret.encode("latin-1"))
         if key is None:
             return _refusal(401, "this server needs a key: Authorization: Bearer KEY")
         for method, pattern, right in _PATHS:

@@ -23,6 +23,7 @@ from blendrag.select import make_selector
 from blendrag.serving.forecaster import FORECASTS
 from blendrag.serving.identity import kv_identity, prefix_ids
 from blendrag.serving.known_texts import KnownTexts
+from blendrag.serving.marked import MarkedTexts
 from blendrag.serving.planned import PlannedPrompt
 from blendrag.serving.session import EngineSession, StartEngine
 from blendrag.serving.sidecars import Sidecars
@@ -75,6 +76,7 @@ class Library:
         of_texts = self.catalogue, self.contexts, self.tokenizer
         self.texts = Texts(*of_texts, self.session, self.sidecars, root if shared else None)
         self._known = KnownTexts(self.catalogue, self.tokenizer)
+        self.marked = MarkedTexts(self.catalogue, self.texts, self._known, self.tokenizer)
         self._warned = False
 
     def start(self, progress: Progress | None = None) -> RunningEngine:

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 
@@ -42,9 +43,12 @@ def cache(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """With all that goes by forecasts."""
+    """With all that goes by forecasts, and a store of responses."""
     more = ("--tiers", TIERS, "--outcome-log", "--cache-dir", str(cache))
-    running = Server(tmp_path_factory.mktemp("server") / "kv", *more).wait()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_ENABLE_RESPONSES_API_STORE", "1")
+        running = Server(tmp_path_factory.mktemp("server") / "kv", *more)
+    running.wait()
     assert running.put(TEXTS)["chunks"] == len(TEXTS)
     yield running
     if running.process.poll() is None:
@@ -86,6 +90,112 @@ def test_evidence_is_the_same_in_header_body_and_stream(server: Server) -> None:
 def test_stream_that_did_not_ask_gets_no_chunk_of_ours(server: Server) -> None:
     lines = [line for line in server.ask(stream=True).text.splitlines() if line]
     assert not any("blendrag" in line for line in lines)
+
+
+RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
+
+
+def through(server: Server, path: str, content: Any, **more: Any) -> httpx.Response:
+    """An answer to a user's message."""
+    said = [{"role": "user", "content": content}]
+    body: dict[str, Any] = {"model": DEFAULT_MODEL, "temperature": 0}
+    body |= (
+        {"input": said, "max_output_tokens": 8} if path == RESPONSES else {"messages": said, "max_tokens": 8}
+    )
+    answer = server.client.post(path, json=body | more)
+    assert answer.status_code == 200, answer.text
+    return answer
+
+
+def counted(usage: dict[str, Any]) -> tuple[int, int]:
+    """Tokens of the prompt, and those that were not computed."""
+    if "cache_read_input_tokens" in usage:
+        cached = usage["cache_read_input_tokens"]
+        return usage["input_tokens"] + cached + (usage["cache_creation_input_tokens"] or 0), cached
+    details = usage.get("input_tokens_details") or usage["prompt_tokens_details"]
+    return usage.get("input_tokens") or usage["prompt_tokens"], details["cached_tokens"]
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
+def test_documents_are_blended_through_every_door(server: Server, path: str) -> None:
+    content = "\n\n".join([*TEXTS.values(), f"Who founded Alpha1? ({path})"])
+    whole = through(server, path, content)
+    evidence = json.loads(whole.headers["x-blendrag"])
+    assert evidence["plain"] is None and evidence["reused"] > evidence["recomputed"] > 0
+    assert evidence == whole.json()["blendrag"]
+    assert counted(whole.json()["usage"]) == (evidence["prompt"], evidence["reused"] + evidence["prefix"])
+    assert not whole.json().get("kv_transfer_params")
+
+    more = {"stream_options": {"include_usage": True}} if path == CHAT else {}
+    ours = {"blendrag": {"evidence": True}}
+    stream = through(server, path, f"{content} At once.", stream=True, **ours, **more)
+    assert json.loads(stream.headers["x-blendrag"])["cached"] == evidence["reused"] + evidence["recomputed"]
+    events = [json.loads(line[6:]) for line in stream.text.splitlines() if line.startswith("data: {")]
+    ends = [event.get("response", event) for event in events]
+    (facts,) = [end["blendrag"] for end in ends if "blendrag" in end]
+    assert facts["recomputed"] > 0 and [row["source"] for row in facts["documents"] if row["source"]] == [
+        *TEXTS
+    ]
+    usage = [end["usage"] for end in ends if end.get("usage")][-1]
+    assert counted(usage) == (facts["prompt"], facts["reused"] + facts["prefix"])
+
+
+def test_response_goes_on_from_a_stored_one(server: Server) -> None:
+    first = through(server, RESPONSES, "\n\n".join([*TEXTS.values(), "Who founded Alpha3?"])).json()
+    more = {"previous_response_id": first["id"]}
+    second = through(server, RESPONSES, [{"type": "input_text", "text": "And Alpha0?"}], **more).json()
+    assert second["blendrag"]["plain"] is None
+    assert second["blendrag"]["reused"] + second["blendrag"]["prefix"] > 500
+    assert second["usage"]["input_tokens"] > first["usage"]["input_tokens"]
+    body = {"model": DEFAULT_MODEL, "input": "And?", "previous_response_id": "resp_of_nobody"}
+    answer = server.client.post(RESPONSES, json=body)
+    assert (answer.status_code, "resp_of_nobody" in answer.text) == (404, True)
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
+def test_marked_text_is_reused_by_the_next_prompt(server: Server, path: str) -> None:
+    text = f"The village of {path} has nine houses. {FILLER}".strip()
+    kind = "input_text" if path == RESPONSES else "text"
+    part = {"type": kind, "text": text, "cache_control": {"type": "ephemeral"}}
+    deadline, reused, number = time.monotonic() + FORECAST_S, 0, 0
+    while not reused and time.monotonic() < deadline:
+        number += 1
+        content = [{"type": kind, "text": f"Try {number}."}, part, {"type": kind, "text": "How many?"}]
+        reused = through(server, path, content, blendrag={"min_cached_tokens": 64}).json()["blendrag"][
+            "reused"
+        ]
+        assert number > 1 or not reused
+        time.sleep(0.5)
+    assert reused > 64
+    assert server.client.delete("/v1/kb/collections/marked").json()["removed"] == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (RESPONSES, {"input": 3}),
+        (RESPONSES, {"input": []}),
+        (RESPONSES, {"input": [{"role": "user", "content": [{"type": "input_text"}]}]}),
+        (RESPONSES, {"input": "long " * 50_000}),
+        (RESPONSES, {"kv_transfer_params": {"prompt_token_ids": [1]}}),
+        (RESPONSES, {"blendrag": {"recompute_ratio": 7}}),
+        (MESSAGES, {"messages": 3}),
+        (MESSAGES, {"messages": [{"role": "user", "content": "long " * 50_000}]}),
+        (MESSAGES, {"messages": [{"role": "user", "content": [{"type": "text", "text": 3}]}]}),
+        (MESSAGES, {"kv_transfer_params": {"prompt_token_ids": [1]}}),
+        (MESSAGES, {"blendrag": {"recompute_ratio": 7}}),
+    ],
+)
+def test_wrong_request_through_another_door_is_a_400(server: Server, path: str, body: dict[str, Any]) -> None:
+    right = {
+        "model": DEFAULT_MODEL,
+        "max_tokens": 4,
+        "input": "Hm?",
+        "messages": [{"role": "user", "content": "Hm?"}],
+    }
+    answer = server.client.post(path, json=right | body)
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["message"]
 
 
 def tool(name: str, at: dict[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import LanguageModelInput, ModelProfile
 from langchain_core.language_models.base import LangSmithParams
+from langchain_core.load.serializable import SerializedConstructor, SerializedNotImplemented
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable
@@ -47,7 +48,8 @@ _HTTP = {
     "http_client": "client",
     "http_async_client": "async_client",
 }
-_SECRETS = ("api_key", "default_headers", "default_query")
+_UNTOLD = ("default_headers", "default_query")
+_SECRETS = ("api_key", *_UNTOLD)
 _HARMLESS = frozenset(
     {
         "cache", "callbacks", "custom_get_token_ids", "disable_streaming", "http_async_client", "http_client",
@@ -358,6 +360,25 @@ class ChatBlend(BlendOverrides, InConversation):
 
     # -- what LangChain asks ------------------------------------------------------------------------------
 
+    @classmethod
+    def is_lc_serializable(cls) -> bool:
+        return True
+
+    @property
+    def lc_secrets(self) -> dict[str, str]:
+        return {"api_key": "BLENDRAG__API_KEY"}
+
+    def to_json(self) -> SerializedConstructor | SerializedNotImplemented:
+        """Return what ``langchain_core.load`` makes this object of again: without secrets, which are a
+        variable's, and without headers and query, which may be some."""
+        made = super().to_json()
+        if made["type"] == "constructor":
+            kwargs = {name: value for name, value in made["kwargs"].items() if name not in _UNTOLD}
+            if self.base_url:
+                kwargs["base_url"] = without_password(self.base_url)
+            made["kwargs"] = plain(kwargs)
+        return made
+
     @property
     def _llm_type(self) -> str:
         return _convert.PROVIDER
@@ -381,10 +402,12 @@ class ChatBlend(BlendOverrides, InConversation):
         return f"blendrag {hashlib.sha256(json.dumps(whole).encode()).hexdigest()}"
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
-        settings = self.settings
+        settings, model = self.settings, kwargs.get("model") or self.model
+        if not model and self.chat.context_window_at_hand():  # the server has said what it serves
+            model = self.chat.model_name
         params = LangSmithParams(
             ls_provider=_convert.PROVIDER,
-            ls_model_name=kwargs.get("model") or self.model or without_password(str(self.base_url)),
+            ls_model_name=model or without_password(str(self.base_url)),
             ls_model_type="chat",
             ls_temperature=kwargs.get("temperature", settings.temperature),
             ls_max_tokens=kwargs.get("max_tokens") or settings.max_tokens,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from typing import Any
 
@@ -12,8 +13,8 @@ from vllm.entrypoints.openai.completion.api_router import create_completion
 from vllm.exceptions import VLLMValidationError
 
 from blendrag.server import Limits
-from blendrag.server.blending import _unplanned, is_chat
-from blendrag.server.completions import _once, _readable, _repeated, body_of
+from blendrag.server.completions import _once, _repeated, body_of
+from blendrag.server.doors import door_of
 
 CHAT, COMPLETION = body_of(create_chat_completion), body_of(create_completion)
 IMAGE = {"type": "image_url", "image_url": {"url": "x"}, "uuid": "theirs"}
@@ -25,10 +26,15 @@ def read(kind: type[BaseModel], **fields: Any) -> Any:
     )
 
 
+def plain_of(request: Any) -> str | None:
+    """Why it goes to vLLM as it is."""
+    return asyncio.run(door_of(type(request)).asked(request, None)).plain
+
+
 def test_completion_with_messages_is_no_chat() -> None:
     """vLLM allows fields that it does not know. Planned by these, it would have KV of another prompt."""
-    assert is_chat(type(read(CHAT)))
-    assert not is_chat(type(read(COMPLETION)))
+    assert door_of(type(read(CHAT))).path == "/v1/chat/completions"
+    assert door_of(type(read(COMPLETION))).path == "/v1/completions"
 
 
 @pytest.mark.parametrize("parts", [[], [IMAGE], [IMAGE, {"type": "x"}], [{"type": "text"}], ["text"]])
@@ -68,11 +74,9 @@ def test_value_of_a_wrong_kind_is_an_error_of_the_client(
 def test_prompt_whose_token_ids_vllm_ignores_is_not_planned(part: dict[str, Any]) -> None:
     """It would be another prompt than that of the recipe."""
     request = read(CHAT, messages=[{"role": "user", "content": [{"type": "text", "text": "Hello."}, part]}])
-    assert _unplanned(request) == "prompts with other than text are prefilled plainly"
-    assert (
-        _unplanned(read(CHAT, messages=[{"role": "user", "content": [{"type": "text", "text": "x"}]}]))
-        is None
-    )
+    assert plain_of(request) == "prompts with other than text are prefilled plainly"
+    text = read(CHAT, messages=[{"role": "user", "content": [{"type": "text", "text": "x"}]}])
+    assert plain_of(text) is None
 
 
 @pytest.mark.parametrize("kind", [CHAT, COMPLETION])
@@ -147,7 +151,8 @@ def test_part_of_another_providers_leaves_the_conversation_going(
 def test_image_is_kept() -> None:
     assert [*read(CHAT, messages=[{"role": "user", "content": [IMAGE]}]).messages[0]["content"]] == [IMAGE]
     odd = {"type": "picture", "image_url": {"url": "x"}}
-    assert _readable({"role": "user", "content": [odd]})["content"] == [odd]
+    body = {"messages": [{"role": "user", "content": [odd]}]}
+    assert door_of(CHAT).readable(body) == body
 
 
 @pytest.mark.parametrize("spelling", [{}, {"parameters": None}, {"parameters": {}}])

@@ -69,13 +69,26 @@ def test_key_opens_its_own_tenant_only() -> None:
     assert client.get("/metrics", headers=bearer("other")).status_code == 200
 
 
-@pytest.mark.parametrize("path", ["/v1/responses", "/invocations", "/redoc", "/v1/completions/"])
+@pytest.mark.parametrize(
+    "path", ["/v1/responses/x", "/v1/messages/count_tokens", "/invocations", "/redoc", "/v1/completions/"]
+)
 def test_route_that_is_not_listed_is_closed(path: str) -> None:
     client = TestClient(app(keys(one="ask,ingest,admin")))
     assert client.post(path).status_code == 401
     assert client.post(path, headers=bearer("one")).status_code == 404
     assert client.get("/health").status_code == 200
     assert client.post("/health").status_code == 401
+
+
+def test_key_is_where_anthropics_clients_have_it_too() -> None:
+    client = TestClient(app(keys(one="ask")))
+    for headers, status in (
+        ({"x-api-key": "one"}, 200),
+        ({"x-api-key": "two"}, 401),
+        ({"x-api-key": ""}, 401),
+    ):
+        assert client.post("/v1/completions", headers=headers).status_code == status
+    assert client.post("/v1/completions", headers={**bearer("two"), "x-api-key": "one"}).status_code == 401
 
 
 def test_web_socket_is_closed() -> None:

@@ -26,9 +26,12 @@ from blendrag.errors import ConfigError, EngineError
 from blendrag.lab.eviction.trace import read_log
 from blendrag.server import Limits
 from blendrag.server.blending import Blended, Blending
-from blendrag.server.completions import body_of, explained
+from blendrag.server.completions import _evidence, body_of, explained
 from blendrag.server.gate import Gate, Requests
+from blendrag.server.keys import ASK, INGEST, Key
+from blendrag.serving.collection import Collection
 from blendrag.serving.library import Library
+from blendrag.serving.marked import COLLECTION
 from blendrag.serving.session import EngineSession
 from blendrag.settings import Settings
 from engine_facts import FACTS
@@ -79,6 +82,11 @@ class Renderer:
         return [{"prompt_token_ids": self._tokenizer(request.prompt).input_ids}]
 
 
+def state(blending: Blending) -> Any:
+    """That of vLLM's app."""
+    return SimpleNamespace(online_renderer=Renderer(blending.library.tokenizer))
+
+
 def prepared(
     blending: Blending, kind: Any = CHAT, question: str = "How long?", **more: Any
 ) -> tuple[Any, Blended]:
@@ -89,8 +97,7 @@ def prepared(
     )
 
     async def answered() -> Blended:
-        renderer = Renderer(blending.library.tokenizer)
-        about = await blending.prepare(request, request.blendrag, renderer)
+        about = await blending.prepare(request, request.blendrag, state(blending))
         await blending.evidence(about, USAGE)
         return about
 
@@ -273,7 +280,24 @@ def test_budget_that_nothing_came_of_is_told_of(begin: Open) -> None:
     request = CHAT.model_validate(body)
 
     async def rows() -> dict[str, Any]:
-        about = await blending.prepare(request, request.blendrag, Renderer(blending.library.tokenizer))
+        about = await blending.prepare(request, request.blendrag, state(blending))
         return (await blending.evidence(about, USAGE))[1]
 
     assert asyncio.run(rows())["kv_whole"] == "it was not blended"
+
+
+@pytest.mark.parametrize(("rights", "kept"), [({ASK}, 0), ({ASK, INGEST}, 1)], ids=["ask", "ingest"])
+def test_marked_text_is_kept_for_who_may_ingest(begin: Open, rights: set[str], kept: int) -> None:
+    blending = begin()
+    message = {"role": "user", "content": page(1)[:600], "cache_control": {"type": "ephemeral"}}
+    body = {"messages": [message]}
+    request = CHAT.model_validate(body)
+
+    async def rows() -> list[Any]:
+        about = await blending.prepare(request, request.blendrag, state(blending))
+        assert about.prompt is not None, about.plain
+        return (await _evidence(blending, about, Key("", frozenset(rights)), USAGE))[1]["documents"]
+
+    assert [row["reason"] for row in asyncio.run(rows()) if row["kind"] == "not found"] == ["not ingested"]
+    asyncio.run(blending.run(lambda: None, "change"))  # behind what is being kept
+    assert len(Collection(blending.library, COLLECTION).ids()) == kept

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from langchain_core.language_models import BaseChatModel
 from langchain_tests.unit_tests import ChatModelUnitTests
 
@@ -22,6 +23,10 @@ class TestChatBlend(ChatModelUnitTests):
     @property
     def supports_model_override(self) -> bool:
         return False
+
+    @pytest.mark.xfail(reason="allows classes of LangChain's own list only: see test_server")
+    def test_serdes(self, model: BaseChatModel, snapshot: Any) -> None:
+        super().test_serdes(model, snapshot)
 
     @property
     def init_from_env_params(self) -> tuple[dict[str, str], dict[str, Any], dict[str, Any]]:

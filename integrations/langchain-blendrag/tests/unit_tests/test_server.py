@@ -6,6 +6,7 @@ import copy
 import json
 import pickle
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -14,12 +15,13 @@ from langchain_core.callbacks import UsageMetadataCallbackHandler
 from langchain_core.documents import Document
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.exceptions import ContextOverflowError
+from langchain_core.load import dumpd, dumps, load, loads
 from langchain_core.messages import HumanMessage
 from langchain_core.vectorstores import InMemoryVectorStore
 
 from blendrag.errors import ConfigError, PromptTooLongError
 from langchain_blendrag import ChatBlend, warm
-from scripted_server import EVIDENCE, Reply, Script, error, events, scripted
+from scripted_server import EVIDENCE, MODEL, Reply, Script, error, events, scripted
 
 
 @pytest.fixture
@@ -78,6 +80,39 @@ def test_copy_has_the_same_server_and_key(server: Script) -> None:
         assert one.invoke("Hi").text == "a"
     assert set(server.keys) == {"Bearer s3cret"}
     assert "s3cret" not in f"{llm!r} {llm.model_dump()} {llm._identifying_params}"
+
+
+def test_saved_model_is_made_again_without_what_is_secret(server: Script, monkeypatch: Any) -> None:
+    monkeypatch.setenv("BLENDRAG__API_KEY", "s3cret")
+    llm = ChatBlend(
+        base_url=server.url.replace("://", "://me:hidden@"),
+        api_key="s3cret",
+        default_headers={"x-team": "h1dden"},
+        stop=["."],
+        model_kwargs={"min_p": 0.1},
+    )
+    written = dumps(llm)
+    assert not any(secret in written for secret in ("hidden", "h1dden", "s3cret"))
+    allowed = {"allowed_objects": [ChatBlend], "valid_namespaces": ["langchain_blendrag"]}
+    loaded = loads(written, secrets_from_env=True, **allowed)
+    assert (loaded.stop, loaded.model_kwargs) == (llm.stop, llm.model_kwargs)
+    assert dumps(loaded) == written
+    server.replies = [events("a")]
+    assert loaded.invoke("Hi").text == "a"
+    assert set(server.keys) == {"Bearer s3cret"}
+
+
+def test_saved_engine_is_made_again(tmp_path: Path) -> None:
+    llm = ChatBlend(kv_dir=tmp_path, temperature=0.5, kv_cache_gib=2, quality="close")
+    loaded = load(dumpd(llm), allowed_objects=[ChatBlend], valid_namespaces=["langchain_blendrag"])
+    assert loaded.dict() == llm.dict() and loaded.settings == llm.settings
+
+
+def test_traces_name_the_model_of_the_server_once_it_is_known(server: Script) -> None:
+    llm = ChatBlend(base_url=server.url)
+    assert llm._get_ls_params()["ls_model_name"] == server.url
+    assert llm.chat.context_window == MODEL["context_window"]
+    assert llm._get_ls_params()["ls_model_name"] == MODEL["name"]
 
 
 def test_password_of_the_url_is_hidden() -> None:

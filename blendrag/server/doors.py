@@ -1,0 +1,243 @@
+"""The doors of a server: the routes of vLLM's that answer prompts, by what planning has to know of their
+requests, and by where their answers count tokens."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from blendrag.prompt import Messages
+from blendrag.server import parts
+
+_OTHER_THAN_TEXT = "prompts with other than text are prefilled plainly"
+_SEVERAL = "several answers to a prompt are prefilled plainly"
+_NOT_PLANNED = ("echo", "prompt_logprobs", "truncate_prompt_tokens", "prompt_embeds", "suffix")
+_CALLED = frozenset({"function", "custom", "namespace"})  # kinds of tools that clients run
+
+Render = Callable[[], Awaitable[list[int]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What planning has to know of a request.
+
+    said: what the client has sent, as messages or text. most: tokens of an answer. plain: why it goes to
+    vLLM as it is. render: gives the token ids that vLLM makes of it, and raises what vLLM does if it refuses
+    it.
+    """
+
+    said: Messages | str
+    most: int | None
+    plain: str | None
+    render: Render
+
+    def parts(self) -> Iterator[dict[str, Any]]:
+        """Yield the parts of the messages' contents, where they are not plain texts."""
+        for message in () if isinstance(self.said, str) else self.said:
+            if isinstance(content := message.get("content"), list):
+                yield from (part for part in content if isinstance(part, dict))
+
+
+class Door(ABC):
+    """A route that answers prompts.
+
+    takes: the name of vLLM's class of its requests. holds: the field of a body that holds the prompt. stored:
+    fields that name what vLLM stores for all tenants. counting: what stands in the event of a stream that
+    counts tokens. tells: whether that event says the evidence, too, since no other one would be understood.
+    """
+
+    path: ClassVar[str]
+    takes: ClassVar[str]
+    holds: ClassVar[str] = "messages"
+    stored: ClassVar[tuple[str, ...]] = ()
+    counting: ClassVar[str] = '"usage"'
+    tells: ClassVar[bool] = False
+
+    def readable(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Return a body whose parts are of kinds that vLLM knows."""
+        return body
+
+    @abstractmethod
+    async def asked(self, request: Any, state: Any) -> Asked:
+        """Return what a request asks. state: that of vLLM's app. Raises what vLLM does if it refuses it."""
+
+    def put(self, request: Any, ids: list[int], params: dict[str, Any]) -> None:
+        """Have vLLM take these token ids for the request's prompt."""
+        request.kv_transfer_params = {**params, "prompt_token_ids": ids}
+
+    def keep_apart(self, request: Any, namespace: str) -> None:
+        """Have what vLLM stores of the request be found in its tenant's namespace only."""
+        for name in self.stored if namespace else ():
+            value, ours = getattr(request, name), f"{namespace}~"  # no namespace has a tilde
+            if value is not None and not value.startswith(ours):
+                setattr(request, name, ours + value)
+
+    def answer_in(self, event: dict[str, Any]) -> dict[str, Any] | None:
+        """Return the part of a stream's event that counts tokens, if it does so for the whole answer."""
+        return event if event.get("usage") and not event.get("choices") else None
+
+    def cached(self, answer: dict[str, Any]) -> int | None:
+        """Return how many prompt tokens vLLM says that it has not computed."""
+        found: int | None = _details(answer, "prompt_tokens_details").get("cached_tokens")
+        return found
+
+    def count(self, answer: dict[str, Any], cached: int) -> None:
+        """Have an answer say that so many tokens of its prompt were not computed."""
+        if usage := answer.get("usage"):
+            details = _details(answer, "prompt_tokens_details")
+            usage["prompt_tokens_details"] = {**details, "cached_tokens": cached}
+
+
+class Completions(Door):
+    path = "/v1/completions"
+    takes = "CompletionRequest"
+    holds = "prompt"
+
+    async def asked(self, request: Any, state: Any) -> Asked:
+        plain = _of_sampling(request)
+        if plain is None and not isinstance(request.prompt, str):
+            plain = "prompts of token ids, and several at once, are prefilled plainly"
+
+        async def render() -> list[int]:
+            copy = request.model_copy(deep=True)
+            return _ids(await state.online_renderer.render_completion(copy, skip_mm_cache=True))
+
+        return Asked(str(request.prompt), request.max_tokens, plain, render)
+
+    def put(self, request: Any, ids: list[int], params: dict[str, Any]) -> None:
+        request.prompt, request.kv_transfer_params = ids, params or None
+
+
+class ChatCompletions(Door):
+    path = "/v1/chat/completions"
+    takes = "ChatCompletionRequest"
+
+    def readable(self, body: dict[str, Any]) -> dict[str, Any]:
+        from blendrag.engine.compat.requests import content_parts
+
+        known, media = content_parts()
+        return {**body, "messages": [parts.readable(one, known, media) for one in body["messages"]]}
+
+    async def asked(self, request: Any, state: Any) -> Asked:
+        plain = _of_sampling(request) or _of_messages(request.messages)
+        most = request.max_completion_tokens or request.max_tokens
+
+        async def render() -> list[int]:
+            copy = request.model_copy(deep=True)
+            rendered = await state.online_renderer.render_chat(copy, skip_mm_cache=True)
+            return _ids(rendered[1] if isinstance(rendered, tuple) else rendered)
+
+        return Asked(_dicts(request.messages), most, plain, render)
+
+
+class AnthropicMessages(ChatCompletions):
+    """vLLM makes a chat completion of each request."""
+
+    path = "/v1/messages"
+    takes = "AnthropicMessagesRequest"
+    counting = "event: message_delta"
+    tells = True
+
+    def readable(self, body: dict[str, Any]) -> dict[str, Any]:
+        from blendrag.engine.compat.routes import message_parts
+
+        known = message_parts()
+        return {**body, "messages": [parts.readable(one, known) for one in body["messages"]]}
+
+    async def asked(self, request: Any, state: Any) -> Asked:
+        from blendrag.engine.compat.routes import chat_of_messages
+
+        return await super().asked(await chat_of_messages(state.anthropic_serving_messages, request), state)
+
+    def answer_in(self, event: dict[str, Any]) -> dict[str, Any] | None:
+        return event if event.get("type") == "message_delta" else None
+
+    def cached(self, answer: dict[str, Any]) -> int | None:
+        found: int | None = (answer.get("usage") or {}).get("cache_read_input_tokens")
+        return found
+
+    def count(self, answer: dict[str, Any], cached: int) -> None:
+        if usage := answer.get("usage"):  # whose input tokens are those that were not in a cache
+            before = usage.get("cache_read_input_tokens") or 0
+            usage["input_tokens"] += before - cached
+            usage["cache_read_input_tokens"] = cached
+
+
+class Responses(Door):
+    path = "/v1/responses"
+    takes = "ResponsesRequest"
+    holds = "input"
+    stored = ("request_id", "previous_response_id")
+    counting = "event: response.completed"
+    tells = True
+
+    async def asked(self, request: Any, state: Any) -> Asked:
+        from blendrag.engine.compat.routes import ResponsePrompt
+
+        prompt = ResponsePrompt(state.openai_serving_responses, request)
+        messages = prompt.messages()
+        plain = _of_messages(messages)
+        if not prompt.takes_ids:
+            plain = "responses of gpt-oss are prefilled plainly: chat completions are blended"
+        elif any(tool.type not in _CALLED for tool in request.tools):
+            plain = "prompts whose tools the server runs are prefilled plainly"
+        elif request.truncation == "auto":
+            plain = "prompts with truncation are prefilled plainly"
+        return Asked(_dicts(messages), request.max_output_tokens, plain, prompt.token_ids)
+
+    def answer_in(self, event: dict[str, Any]) -> dict[str, Any] | None:
+        completed: dict[str, Any] | None = event.get("response")
+        return completed if event.get("type") == "response.completed" else None
+
+    def cached(self, answer: dict[str, Any]) -> int | None:
+        found: int | None = _details(answer, "input_tokens_details").get("cached_tokens")
+        return found
+
+    def count(self, answer: dict[str, Any], cached: int) -> None:
+        if answer.get("usage"):  # whose details are always there
+            answer["usage"]["input_tokens_details"]["cached_tokens"] = cached
+
+
+DOORS: tuple[Door, ...] = (ChatCompletions(), Completions(), Responses(), AnthropicMessages())
+
+
+def door_of(kind: type) -> Door:
+    """Return the door that takes requests of this class, which is vLLM's or made of it. Fields tell nothing:
+    any request may have some that mean nothing."""
+    names = {base.__name__ for base in kind.__mro__}
+    return next(door for door in DOORS if door.takes in names)
+
+
+def _of_sampling(request: Any) -> str | None:
+    """Say why a completion goes to vLLM as it is, whatever its prompt."""
+    if (request.n or 1) != 1 or getattr(request, "use_beam_search", False):
+        return _SEVERAL
+    for name in _NOT_PLANNED:
+        value = getattr(request, name, None)
+        if value is not None and value is not False:
+            return f"prompts with {name} are prefilled plainly"
+    return None
+
+
+def _of_messages(messages: Any) -> str | None:
+    from blendrag.engine.compat.requests import has_other_than_text
+
+    return _OTHER_THAN_TEXT if has_other_than_text(messages) else None
+
+
+def _dicts(messages: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return messages before vLLM's route or ours changes them."""
+    return [message for message in messages if isinstance(message, dict)]
+
+
+def _ids(prompts: Any) -> list[int]:
+    if not isinstance(prompts, list):  # an ErrorResponse
+        raise ValueError(prompts.error.message)
+    return list(prompts[0]["prompt_token_ids"])
+
+
+def _details(answer: dict[str, Any], name: str) -> dict[str, Any]:
+    found: dict[str, Any] = (answer.get("usage") or {}).get(name) or {}
+    return found

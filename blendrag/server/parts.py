@@ -1,0 +1,79 @@
+"""Parts of messages as clients write them: kinds of other providers, and those that are documents."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from itertools import accumulate
+from typing import Any
+
+from blendrag.engine.worker.metrics import ROLES, count
+from blendrag.server import Limits
+
+MARK = "cache_control"
+"""The field by which clients mark what comes again in other prompts."""
+
+_DOCUMENTS = frozenset({"document", "search_result"})  # kinds of parts
+_DEPTH = 3  # of parts within parts
+
+
+def readable(message: Any, known: Collection[str], media: frozenset[str] = frozenset()) -> Any:
+    """Return a message without parts of other kinds than those that vLLM knows: of these, their text.
+    Histories come from other providers too, and one part would end every later turn of a conversation.
+
+    media: keys that make a part of any kind one that is known.
+    """
+    if not isinstance(message, dict) or not isinstance(content := message.get("content"), list):
+        return message
+    kept = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if not isinstance(kind, str) or kind in known or not media.isdisjoint(part):
+            kept.append(readable(part, known, media))
+        elif text := text_of(part):
+            kept.append({"type": "text", "text": text})
+    if left_out := len(content) - len(kept):
+        role = message.get("role")
+        count({"blendrag_parts_left_out": {role if role in ROLES else "other": left_out}})
+    return {**message, "content": kept}
+
+
+def text_of(part: Any, depth: int = _DEPTH) -> str:
+    """Return the text of a part, or of the parts that are its content, as documents, search results and
+    tools' results have them."""
+    if isinstance(part, str):
+        return part
+    if not depth:
+        return ""
+    if isinstance(part, list):
+        return "\n".join(filter(None, (text_of(one, depth - 1) for one in part)))
+    if not isinstance(part, dict):
+        return ""
+    if isinstance(text := part.get("text"), str):
+        return text
+    if (source := part.get("source")) and isinstance(source, dict):  # of a document
+        return text_of(source.get("data" if source.get("type") == "text" else "content"), depth - 1)
+    return text_of(part.get("content") or part.get("output"), depth - 1)
+
+
+def documents(body: dict[str, Any]) -> list[str]:
+    """Return the texts in a body that its client has marked as what comes again, and those of parts that are
+    documents by their kind."""
+    found = [text_of(part) for name in ("system", "messages", "input") for part in _marked(body.get(name))]
+    return list(dict.fromkeys(text for text in found if text.strip()))
+
+
+def _marked(parts: Any, depth: int = _DEPTH) -> Iterator[dict[str, Any]]:
+    for part in parts if isinstance(parts, list) else ():
+        if not isinstance(part, dict):
+            continue
+        if isinstance(part.get(MARK), dict) or part.get("type") in _DOCUMENTS:
+            yield part
+        elif depth:
+            yield from _marked(part.get("content") or part.get("output"), depth - 1)
+
+
+def within(texts: list[str], limits: Limits) -> list[str]:
+    """Return the first of the texts, so many as a request may name."""
+    lengths = accumulate(map(len, texts))
+    most = limits.text_mib << 20
+    return [text for text, length in zip(texts, lengths, strict=True) if length <= most][: limits.items]

@@ -1,0 +1,288 @@
+"""The doors of a server: what each makes of a request, and where its answers count tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fastapi.responses import JSONResponse, StreamingResponse
+from pydantic import BaseModel, ValidationError
+from vllm.entrypoints.anthropic.api_router import create_messages
+from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
+from vllm.entrypoints.openai.chat_completion.api_router import create_chat_completion
+from vllm.entrypoints.openai.completion.api_router import create_completion
+from vllm.entrypoints.openai.responses.api_router import create_responses
+
+from blendrag.server import Limits
+from blendrag.server.blending import Blended
+from blendrag.server.completions import _Answers, body_of
+from blendrag.server.doors import DOORS, Asked, Responses, door_of
+
+CHAT, COMPLETION = body_of(create_chat_completion), body_of(create_completion)
+RESPONSE, MESSAGE = body_of(create_responses), body_of(create_messages)
+MARK = {"cache_control": {"type": "ephemeral"}}
+COUNTS = {"prompt": 9, "reused": 4, "recomputed": 2, "fresh": 2, "prefix": 1}
+ROWS = {"documents": [{"source": "a"}]}
+
+
+def read(kind: type[BaseModel], content: Any, **more: Any) -> Any:
+    said = [{"role": "user", "content": content}]
+    return kind.model_validate({"model": "m", "messages": said, "input": said, "max_tokens": 8, **more})
+
+
+def state(**stored: Any) -> Any:
+    """That of vLLM's app; of what it has, what says what a request is. stored: responses, by their id."""
+    messages = SimpleNamespace(
+        to_chat_completion_request=AnthropicServingMessages.to_chat_completion_request,
+        _merge_inline_system=False,
+    )
+    responses = SimpleNamespace(
+        online_renderer=SimpleNamespace(use_harmony=False),
+        response_store=stored,
+        msg_store={id: [{"role": "user", "content": "Before."}] for id in stored},
+    )
+    return SimpleNamespace(anthropic_serving_messages=messages, openai_serving_responses=responses)
+
+
+def asked(request: Any, app: Any = None) -> Asked:
+    return asyncio.run(door_of(type(request)).asked(request, app or state()))
+
+
+def test_every_door_is_told_from_the_class_of_its_requests() -> None:
+    paths = [door_of(kind).path for kind in (CHAT, COMPLETION, RESPONSE, MESSAGE)]
+    assert paths == [door.path for door in DOORS]
+
+
+@pytest.mark.parametrize("kind", [CHAT, RESPONSE, MESSAGE], ids=["chat", "response", "message"])
+def test_text_of_a_marked_part_is_a_document(kind: type[BaseModel]) -> None:
+    name = "input_text" if kind is RESPONSE else "text"
+    parts = [{"type": name, "text": "A fjord.", **MARK}, {"type": name, "text": "Where?"}]
+    request = read(kind, parts)
+    assert request.blendrag.marked == ("A fjord.",)
+    assert [part["text"] for part in asked(request).parts()] == ["A fjord.", "Where?"]
+    assert read(kind, parts[1:]).blendrag is None
+    assert read(kind, parts, blendrag={"quality": "fast"}).blendrag.quality == "fast"
+
+
+@pytest.mark.parametrize("mark", [None, True, "ephemeral", []])
+def test_mark_that_is_none_means_nothing(mark: Any) -> None:
+    assert read(MESSAGE, [{"type": "text", "text": "A.", "cache_control": mark}]).blendrag is None
+
+
+def test_marked_image_is_no_document() -> None:
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "QQ=="}}
+    request = read(MESSAGE, [{**image, **MARK}])
+    assert request.blendrag is None
+    assert "other than text" in str(asked(request).plain)
+
+
+def test_more_marked_texts_than_a_request_may_name_are_passed_over() -> None:
+    kind = body_of(create_chat_completion, Limits(items=3, text_mib=1))
+    parts = [{"type": "text", "text": f"{n}" * (1 << n), **MARK} for n in range(5)]
+    assert len(read(kind, parts).blendrag.marked) == 3
+    long = [{"type": "text", "text": letter * 700_000, **MARK} for letter in "ab"]
+    assert [text[0] for text in read(kind, long).blendrag.marked] == ["a"]
+
+
+DOCUMENTS = [
+    {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "A fjord."}},
+    {"type": "document", "source": {"type": "content", "content": [{"type": "text", "text": "A fjord."}]}},
+    {"type": "search_result", "source": "s", "title": "t", "content": [{"type": "text", "text": "A fjord."}]},
+]
+
+
+@pytest.mark.parametrize("nested", [False, True], ids=["said", "of a tool"])
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_anthropics_documents_are_text_to_the_model(document: dict[str, Any], nested: bool) -> None:
+    part = {"type": "tool_result", "tool_use_id": "c", "content": [document]} if nested else document
+    request = read(MESSAGE, [part])
+    (message,) = asked(request).said
+    assert (message["role"], message["content"]) == ("tool" if nested else "user", "A fjord.")
+    assert request.blendrag.marked == ("A fjord.",)
+
+
+@pytest.mark.parametrize("source", [3, None, [], {}, {"type": "text"}, {"type": "url", "url": "http://x"}])
+def test_document_without_text_leaves_the_conversation_going(source: Any) -> None:
+    request = read(MESSAGE, [{"type": "document", "source": source}, {"type": "text", "text": "Hm?"}])
+    assert asked(request).said == [{"role": "user", "content": "Hm?"}]
+    assert request.blendrag is None
+
+
+def test_response_goes_on_from_the_one_that_is_named() -> None:
+    app = state(first=SimpleNamespace(id="first", output=[]))
+    said = asked(read(RESPONSE, "And?", previous_response_id="first"), app).said
+    assert [message["content"] for message in said] == ["Before.", "And?"]
+    with pytest.raises(LookupError):
+        asked(read(RESPONSE, "And?", previous_response_id="second"), app)
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ({"truncation": "auto"}, "truncation"),
+        ({"tools": [{"type": "web_search_preview"}]}, "tools the server runs"),
+        ({"tools": [{"type": "function", "name": "f", "parameters": {}, "strict": None}]}, None),
+    ],
+)
+def test_response_that_cannot_be_planned_says_why(more: dict[str, Any], reason: str | None) -> None:
+    plain = asked(read(RESPONSE, "Hm?", **more)).plain
+    assert plain is None if reason is None else reason in str(plain)
+
+
+def test_response_of_a_model_whose_prompts_vllm_writes_itself_is_plain() -> None:
+    app = state()
+    app.openai_serving_responses.online_renderer.use_harmony = True
+    assert "gpt-oss" in str(asked(read(RESPONSE, "Hm?"), app).plain)
+
+
+@pytest.mark.parametrize("named", [None, "first", "other~first", "own~first"])
+def test_stored_response_is_found_by_its_own_tenant_only(named: str | None) -> None:
+    request = read(RESPONSE, "Hm?", request_id="mine", previous_response_id=named)
+    Responses().keep_apart(request, "own")
+    assert request.request_id == "own~mine"
+    assert request.previous_response_id in (None, "own~first", "own~other~first")
+    alone = read(RESPONSE, "Hm?", request_id="mine", previous_response_id=named)
+    Responses().keep_apart(alone, "")
+    assert (alone.request_id, alone.previous_response_id) == ("mine", named)
+
+
+def usage_of(kind: type[BaseModel], cached: int) -> dict[str, Any]:
+    """As vLLM counts it, of nine tokens of a prompt."""
+    if kind is MESSAGE:
+        created = {"cache_creation_input_tokens": 1, "cache_read_input_tokens": cached}
+        return {"input_tokens": 8 - cached, "output_tokens": 2, **created}
+    if kind is RESPONSE:
+        return {"input_tokens": 9, "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0}}
+    return {"prompt_tokens": 9, "total_tokens": 11, "prompt_tokens_details": {"cached_tokens": cached}}
+
+
+KINDS = pytest.mark.parametrize("kind", [CHAT, COMPLETION, RESPONSE, MESSAGE], ids=lambda kind: kind.__name__)
+
+
+def answers(
+    kind: type[BaseModel], wanted: bool, counts: dict[str, Any] = COUNTS
+) -> tuple[_Answers, list[Any]]:
+    """Answers with that evidence; and what it is asked for."""
+    said = list[Any]()
+
+    async def evidence(answer: dict[str, Any]) -> Any:
+        said.append(answer)
+        return counts, ROWS
+
+    return _Answers(door_of(kind), evidence, wanted, 1), said
+
+
+def told(
+    kind: type[BaseModel], answer: dict[str, Any], **more: Any
+) -> tuple[dict[str, Any], dict[str, Any], Any]:
+    """An answer with its evidence, its header, and what the evidence was made of."""
+    made, said = answers(kind, wanted=True, **more)
+    response = asyncio.run(made.told(JSONResponse(answer), Blended(plain="planned")))
+    return json.loads(bytes(response.body)), json.loads(response.headers["x-blendrag"]), said
+
+
+@KINDS
+def test_usage_counts_what_was_not_computed(kind: type[BaseModel]) -> None:
+    """vLLM counts all that our connector has brought, recomputed or not."""
+    answer, header, said = told(
+        kind, {"usage": usage_of(kind, 8), "kv_transfer_params": {"blendrag": "report"}}
+    )
+    assert answer == {"usage": usage_of(kind, 5), "blendrag": COUNTS | ROWS} and header == COUNTS
+    (of,) = said
+    assert of["usage"]["prompt_tokens_details"]["cached_tokens"] == 8
+    assert of["kv_transfer_params"] == {"blendrag": "report"}
+
+
+@KINDS
+def test_usage_of_a_prompt_that_was_not_planned_is_vllms(kind: type[BaseModel]) -> None:
+    answer, header, _ = told(kind, {"usage": usage_of(kind, 8)}, counts={"plain": "no"})
+    assert answer["usage"] == usage_of(kind, 8) and header == {"plain": "no"}
+
+
+def test_response_that_is_computed_later_has_its_plan_in_the_header() -> None:
+    answer, header, said = told(RESPONSE, {"status": "queued", "usage": None})
+    assert (answer["usage"], header, said) == (None, {"plain": "planned"}, [])
+
+
+def event(name: str, **data: Any) -> str:
+    return f"event: {name}\ndata: {json.dumps({'type': name, **data})}\n\n"
+
+
+def stream_of(kind: type[BaseModel]) -> list[str]:
+    """As vLLM has it, with a text that looks like what comes behind it."""
+    usage, text = usage_of(kind, 8), 'event: message_delta event: response.completed "usage"'
+    if kind is MESSAGE:
+        started = event("message_start", message={"usage": {"input_tokens": 9, "output_tokens": 0}})
+        delta = event("content_block_delta", delta={"text": text})
+        return [started, delta, event("message_delta", delta={}, usage=usage), event("message_stop")]
+    if kind is RESPONSE:
+        delta = event("response.output_text.delta", delta=text)
+        return [delta, event("response.completed", response={"id": "r", "usage": usage}, sequence_number=3)]
+    delta = {"id": "c", "choices": [{"index": 0, "delta": {"content": text}}], "usage": None}
+    last = {"id": "c", "choices": [], "usage": usage}
+    return [f"data: {json.dumps(delta)}\n\n", f"data: {json.dumps(last)}\n\n", "data: [DONE]\n\n"]
+
+
+def streamed(kind: type[BaseModel], chunks: list[str], wanted: bool) -> tuple[list[str], int]:
+    """What comes of a stream, and how often the evidence was asked for."""
+
+    async def coming() -> AsyncIterator[str]:
+        for chunk in chunks:
+            yield chunk
+
+    async def all_of() -> list[str]:
+        response = await made.told(StreamingResponse(coming()), Blended(plain="planned"))
+        assert json.loads(response.headers["x-blendrag"]) == {"plain": "planned"}
+        return [str(chunk) async for chunk in response.body_iterator]  # type: ignore[attr-defined]
+
+    made, said = answers(kind, wanted)
+    return asyncio.run(all_of()), len(said)
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+@KINDS
+def test_stream_counts_what_was_not_computed(kind: type[BaseModel], wanted: bool) -> None:
+    chunks = stream_of(kind)
+    came, times = streamed(kind, chunks, wanted)
+    assert times == 1
+    own = wanted and kind in (CHAT, COMPLETION)  # a chunk of ours
+    assert len(came) == len(chunks) + own
+    changed = [(before, after) for before, after in zip(chunks, came, strict=False) if before != after]
+    before, after = changed[0]
+    assert json.dumps(usage_of(kind, 5)) in after and json.dumps(usage_of(kind, 8)) in before
+    assert before.partition("data: ")[0] == after.partition("data: ")[0]
+    assert sum('"blendrag"' in chunk for chunk in came) == wanted
+
+
+@pytest.mark.parametrize("kind", [CHAT, COMPLETION])
+def test_stream_whose_client_does_not_count_is_told_of_at_its_end(kind: type[BaseModel]) -> None:
+    first, _, done = stream_of(kind)
+    came, times = streamed(kind, [first, done], wanted=True)
+    assert (len(came), times) == (3, 1) and '"blendrag"' in came[1] and came[2] == done
+
+
+@pytest.mark.parametrize("part", [3, None, "x", {}, {"type": "input_text"}, {"type": 3}, [[]], {"text": 3}])
+@pytest.mark.parametrize("kind", [RESPONSE, MESSAGE], ids=["response", "message"])
+def test_malformed_part_is_an_error_of_the_client(kind: type[BaseModel], part: Any) -> None:
+    try:
+        request = read(kind, [part])
+        asked(request)
+    except (ValidationError, ValueError, TypeError, LookupError, AttributeError):
+        return
+
+
+@pytest.mark.parametrize("kind", [RESPONSE, MESSAGE], ids=["response", "message"])
+def test_long_list_of_malformed_items_is_refused_soon(kind: type[BaseModel]) -> None:
+    items = [{"role": "user"}] * 4_000
+    begun = time.monotonic()
+    with pytest.raises(ValidationError) as caught:
+        kind.model_validate({"model": "m", "max_tokens": 8, "messages": items, "input": items})
+    assert caught.value.error_count() < 1000
+    assert time.monotonic() - begun < 2
+    with pytest.raises(ValidationError, match="--max-items"):
+        kind.model_validate({"model": "m", "messages": items * 2, "input": items * 2})
