@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from threading import BoundedSemaphore
 from typing import Annotated, Any, Literal, TypeVar, cast
 
@@ -93,7 +94,8 @@ class BlendFields(BlendOverrides):
 @dataclass(frozen=True, slots=True)
 class Blended:
     """A request with its prompt as it was planned. unplanned: what is counted if it was not; plain says why.
-    said, conversation: the client's. begun: by ``time.monotonic``."""
+    said, conversation: the client's. apart: it is kept from others of its tenant. begun: by
+    ``time.monotonic``."""
 
     prompt: PlannedPrompt | None = None
     plain: str | None = None
@@ -101,6 +103,7 @@ class Blended:
     ticket: str = ""
     said: Messages | str = ""
     conversation: str | None = None
+    apart: bool = False
     begun: float = field(default_factory=time.monotonic)
 
     @property
@@ -220,7 +223,12 @@ class Blending:
         prompt = await self.run(lambda: self.library.prepare(plan, options, exact=exact))
         ticket = f"served-{secrets.token_hex(8)}"
         return Blended(
-            prompt, ticket=ticket, said=_said(request), conversation=fields.conversation, begun=begun
+            prompt,
+            ticket=ticket,
+            said=_said(request),
+            conversation=fields.conversation,
+            apart=not exact,
+            begun=begun,
         )
 
     @property
@@ -261,10 +269,11 @@ class Blending:
             return {"plain": about.plain}, {}
         try:
             evidence = await self._evidence(prompt, about.ticket, answer)
-            whose = evidence.missing, about.said, about.conversation, time.monotonic() - about.begun
-            stored = 0
-            if evidence.missing or prompt.plan.forms or self.library.sidecars.forecaster:
-                stored = await self.run(lambda: self.library.answered(prompt.plan, *whose), "ask")
+            library, stored = self.library, 0
+            if evidence.missing or prompt.plan.forms or library.sidecars.forecaster or library.repeats:
+                whose = evidence, about.said, about.conversation, time.monotonic() - about.begun
+                behind = partial(library.answered, prompt.plan, *whose, apart=about.apart)
+                stored = await self.run(behind, "ask")
         except Exception as error:
             _log.exception("what became of a prompt is not known")
             return {"plain": f"not known: {error}"}, {}
