@@ -53,7 +53,7 @@ class Anchors:
         if not self._texts or len(text) < self.size:
             return []
         bytes_, bits = self._bits(text)
-        maybe: list[int] = np.flatnonzero(self._table[bytes_] & bits).tolist()
+        maybe: list[int] = np.flatnonzero(self._table[bytes_] & bits != 0).tolist()
         return [at for at in maybe if text[at : at + self.size] in self._texts]
 
     def _bits(self, text: str) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.uint8]]:

@@ -16,7 +16,7 @@ from functools import partial
 from itertools import accumulate
 
 from blendrag.prompt.plan import Form
-from blendrag.prompt.recognise import Match, Recogniser
+from blendrag.prompt.recognise import SHORT_ANCHOR, Match, Recogniser, gaps
 
 # Every escape of Python's ``repr`` and of JSON, which writes characters above U+FFFF as two. No code point
 # above the last.
@@ -72,16 +72,15 @@ def find_escaped(text: str, recogniser: Recogniser, reused: Iterable[Match]) -> 
     reused: the matches in ``text`` itself. What lies in one of them, whole, is not looked for.
     A text without escapes is only searched for their marks, which takes microseconds.
     """
-    whole = [(match.start, match.end) for match in reused if match.whole]
     found: dict[tuple[str, str], Form] = {}
-    for unescaped, original in _unescaped(text):
-        for match in recogniser.find(unescaped):
-            begin, end = original(match.start), original(match.end)
-            if not match.whole or text[begin:end] == match.known.text:
-                continue
-            if not any(begin < past and first < end for first, past in whole):
-                form = Form(match.key, text[begin:end], match.known.source, match.tokens)
-                found.setdefault((match.key, form.text), form)
+    for begin, end in gaps((match for match in reused if match.whole), len(text)):
+        part = text[begin:end]
+        for unescaped, original in _unescaped(part) if len(part) >= SHORT_ANCHOR else ():
+            for match in recogniser.find(unescaped, whole=True):
+                form = part[original(match.start) : original(match.end)]
+                if form != match.known.text:
+                    one = Form(match.key, form, match.known.source, match.tokens)
+                    found.setdefault((match.key, form), one)
     return list(found.values())
 
 

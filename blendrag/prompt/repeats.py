@@ -69,23 +69,26 @@ class Sightings:
 
     def note(self, plan: PromptPlan, held: int | None = None) -> list[str]:
         """Note a prompt. Returns what it has of earlier ones: texts that are not known, and that vLLM's
-        prefix cache did not have for its beginning.
+        prefix cache did not have for its beginning. What the prompt ends with, behind a text of its own, is
+        left out: it is asked for, or says how to answer, and is read as the question then.
 
         held: how many tokens the cache had of those that are not known. None: what earlier prompts began
         with, as it has for those that are not blended.
         """
-        stretches = list(self._stretches(plan, held or 0))
+        stretches = [*self._stretches(plan, held or 0)]
+        last = max((at for at, one in enumerate(stretches) if one.phrases), default=None)
         chain = [] if held is not None else self._chain(stretches)
         pairs = [self._pairs(stretch) for stretch in stretches]
         seen = self._seen([*chain, *(number for numbers in pairs for number in numbers)])
         begun = _CHAINED * [*seen[: len(chain)], False].index(False)  # phrases
         found, at = list[str](), len(chain)
-        for stretch, numbers in zip(stretches, pairs, strict=True):
+        for place, (stretch, numbers) in enumerate(zip(stretches, pairs, strict=True)):
             again = seen[at : at + len(numbers)]
             again[:begun] = [False] * min(begun, len(again))
             at, begun = at + len(numbers), max(0, begun - len(stretch.phrases))
-            for first, last in _runs(again):
-                found += self._texts(stretch, stretch.phrases[first : last + 1])
+            for first, past in _runs(again):
+                if place != last or first == 0 or past < len(again):
+                    found += self._texts(stretch, stretch.phrases[first : past + 1])
         return list(dict.fromkeys(found))
 
     def _stretches(self, plan: PromptPlan, held: int) -> Iterator[_Stretch]:

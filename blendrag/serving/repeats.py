@@ -11,6 +11,7 @@ from typing import Any
 
 import xxhash
 
+from blendrag.errors import BlendragError
 from blendrag.prompt import PromptPlan, Sightings
 from blendrag.serving.owners import REPEATED, owner_of
 from blendrag.serving.texts import Texts
@@ -61,12 +62,16 @@ class Repeats:
         try:
             if found := self._sightings.note(plan, held):
                 self._keep(found)
-        except Exception as error:  # nobody asked for it: a full disk, or an engine that has ended
+        except BlendragError as error:  # nobody asked for it: a full disk, or an engine that has ended
             _log.info("what prompts repeat is not kept: %s", error)
+        except Exception:
+            _log.exception("what prompts repeat is not kept")
 
     def _keep(self, found: Iterable[str]) -> None:
         texts, catalogue = self._texts, self._texts.catalogue
-        new = {owner_of(REPEATED, f"repeat {xxhash.xxh3_64_hexdigest(text)}"): [text] for text in found}
+        new = {
+            owner_of(REPEATED, f"repeat {xxhash.xxh3_64_hexdigest(text.encode())}"): [text] for text in found
+        }
         with texts.changing.mine():
             if sum(one.tokens for one in catalogue.kept(OWNERS) if one.state == "pending") > _MOST_WAITING:
                 return
