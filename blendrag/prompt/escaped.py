@@ -13,7 +13,6 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
 
 from blendrag.prompt.plan import Form
 from blendrag.prompt.recognise import SHORT_ANCHOR, Match, Recogniser, gaps
@@ -53,10 +52,15 @@ class _Unescaped:
     """A text without its escapes of one kind, each of which stood for one character."""
 
     def __init__(self, text: str, escape: _Escape) -> None:
-        found = list(escape.pattern.finditer(text)) if escape.mark in text else []
-        self.text = escape.pattern.sub(escape.sign, text) if found else text
-        self._longer = [0, *accumulate(match.end() - match.start() - 1 for match in found)]
-        self._signs = [match.start() - before for match, before in zip(found, self._longer, strict=False)]
+        self._longer, self._signs = [0], list[int]()
+        pieces, at, longer = list[str](), 0, 0
+        for match in escape.pattern.finditer(text) if escape.mark in text else ():
+            begin, end = match.span()
+            pieces += text[at:begin], escape.sign(match)
+            self._signs.append(begin - longer)
+            at, longer = end, longer + end - begin - 1
+            self._longer.append(longer)
+        self.text = "".join((*pieces, text[at:]))
 
     def __bool__(self) -> bool:
         return bool(self._signs)

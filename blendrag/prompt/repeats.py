@@ -53,6 +53,11 @@ class _Stretch:
     phrases: Sequence[tuple[int, int]]
     density: float = 0.0
 
+    @property
+    def goes_on(self) -> bool:
+        """Return whether something is said behind the last phrase."""
+        return any(map(str.isalnum, self.text[self.phrases[-1][1] :]))
+
 
 class Sightings:
     """The hashes of what prompts held, in this process only, by a key of its own. The oldest are forgotten.
@@ -87,7 +92,7 @@ class Sightings:
             again[:begun] = [False] * min(begun, len(again))
             at, begun = at + len(numbers), max(0, begun - len(stretch.phrases))
             for first, past in _runs(again):
-                if place != last or first == 0 or past < len(again):
+                if place != last or first == 0 or past < len(again) or stretch.goes_on:
                     found += self._texts(stretch, stretch.phrases[first : past + 1])
         return list(dict.fromkeys(found))
 
