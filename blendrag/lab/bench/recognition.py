@@ -258,8 +258,8 @@ def print_recognition(results: RecognitionResults, console: Console) -> None:
         f"{options.chunk_tokens} tokens in each, drawn by rank**-{options.zipf:g}.",
         markup=False,
     )
-    if one := results.searched:
+    if searched := results.searched:
         found = table_with("known chunks", "a prompt of them, ms", "of none", "of JSON in JSON")
-        times = (f"{ms:.1f}" for ms in (one.plain_ms, one.none_ms, one.escaped_ms))
-        found.add_row(f"{one.chunks:,}", *times)
+        times = (f"{ms:.1f}" for ms in (searched.plain_ms, searched.none_ms, searched.escaped_ms))
+        found.add_row(f"{searched.chunks:,}", *times)
         console.print(found, markup=False)
