@@ -170,9 +170,7 @@ class Turn(Attempt):
             evidence, fresh=evidence.fresh + again, speculation=self.speculation, resumed=self._resumed
         )
         request, seconds = self._request, time.perf_counter() - self._begin
-        stored = self._library.answered(
-            self.plan, evidence.missing, request.messages, request.conversation, seconds
-        )
+        stored = self._library.answered(self.plan, evidence, request.messages, request.conversation, seconds)
         return self._whole(
             read_answer(self._text, request, self._tools, self._tokens),
             evidence,

@@ -5,6 +5,7 @@ from blendrag.prompt.plan import DocumentNote, Form, PromptPlan, Segment, Span
 from blendrag.prompt.planner import plan_chat, plan_prompt
 from blendrag.prompt.prefix import shared_prefix, start_prefix
 from blendrag.prompt.recognise import KnownText, Match, Recogniser
+from blendrag.prompt.repeats import Sightings
 from blendrag.prompt.template import Messages, decode, encode_document, render_chat
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "PromptPlan",
     "Recogniser",
     "Segment",
+    "Sightings",
     "Span",
     "assemble",
     "decode",

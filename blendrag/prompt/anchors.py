@@ -1,9 +1,9 @@
 """A search that tells, in one pass over a prompt, where a known text may begin.
 
-Each window of ``size`` characters is hashed (a polynomial modulo 2^64, from prefix sums, so all windows
-cost a few array operations) and looked up in a bit table; the few windows that pass are looked up among
-the anchors themselves. Nothing is rebuilt when anchors are added. Removed anchors leave their bits set:
-that costs a look-up, never a wrong answer.
+Each window of ``size`` characters is hashed (:func:`rolling_hashes`) and looked up in a table of bits, which
+a processor's cache holds; the few windows that pass are looked up among the anchors themselves. Nothing is
+rebuilt when anchors are added. Removed anchors leave their bits set: that costs a look-up, never a wrong
+answer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import numpy.typing as npt
 
 _BASE = 0x9E3779B97F4A7C15  # odd, so it has an inverse modulo 2^64
 _INVERSE = pow(_BASE, -1, 1 << 64)
-_TABLE_BITS = 22
+_TABLE_BITS = 25
+_MASKS = (1 << np.arange(8)).astype(np.uint8)
 
 Hashes = npt.NDArray[np.uint64]
 
@@ -28,12 +29,13 @@ class Anchors:
     def __init__(self, size: int) -> None:
         self.size = size
         self._texts: dict[str, list[str]] = {}
-        self._table = np.zeros(1 << _TABLE_BITS, dtype=np.bool_)
+        self._table = np.zeros(1 << _TABLE_BITS - 3, dtype=np.uint8)
 
     def add(self, text: str) -> None:
         anchor = text[: self.size]
         if anchor not in self._texts:
-            self._table[self._slots(anchor)] = True
+            (byte,), (bit,) = self._bits(anchor)
+            self._table[byte] |= bit
         insort(self._texts.setdefault(anchor, []), text)
 
     def remove(self, text: str) -> None:
@@ -50,17 +52,26 @@ class Anchors:
         """Return where in ``text`` an anchor stands."""
         if not self._texts or len(text) < self.size:
             return []
-        maybe: list[int] = np.flatnonzero(self._table[self._slots(text)]).tolist()
+        bytes_, bits = self._bits(text)
+        maybe: list[int] = np.flatnonzero(self._table[bytes_] & bits != 0).tolist()
         return [at for at in maybe if text[at : at + self.size] in self._texts]
 
-    def _slots(self, text: str) -> Hashes:
-        """Return the table slot of each window of ``text``: the top bits of its hash."""
-        codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32).astype(np.uint64)
-        sums = np.zeros(len(codes) + 1, dtype=np.uint64)
-        np.cumsum(codes * _powers(_BASE, len(codes)), out=sums[1:])
-        windows = sums[self.size :] - sums[: -self.size]
-        hashes: Hashes = windows * _powers(_INVERSE, len(windows))
-        return hashes >> np.uint64(64 - _TABLE_BITS)
+    def _bits(self, text: str) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.uint8]]:
+        """Return the bit of the table for each window of ``text``, as a byte's place and a mask."""
+        slots = (rolling_hashes(text, self.size) >> np.uint64(64 - _TABLE_BITS)).astype(np.intp)
+        return slots >> 3, _MASKS[slots & 7]
+
+
+def rolling_hashes(text: str, size: int) -> Hashes:
+    """Return the hash of each window of ``size`` characters of ``text``, which has as many at least: a
+    polynomial modulo 2^64 (Rabin and Karp's), from prefix sums, so that all windows cost a few array
+    operations. Its top bits depend on all characters."""
+    codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32).astype(np.uint64)
+    sums = np.zeros(len(codes) + 1, dtype=np.uint64)
+    np.cumsum(codes * _powers(_BASE, len(codes)), out=sums[1:])
+    windows = sums[size:] - sums[:-size]
+    hashes: Hashes = windows * _powers(_INVERSE, len(windows))
+    return hashes
 
 
 def _powers(base: int, count: int) -> Hashes:

@@ -13,10 +13,9 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
 
 from blendrag.prompt.plan import Form
-from blendrag.prompt.recognise import Match, Recogniser
+from blendrag.prompt.recognise import SHORT_ANCHOR, Match, Recogniser, gaps
 
 # Every escape of Python's ``repr`` and of JSON, which writes characters above U+FFFF as two. No code point
 # above the last.
@@ -53,10 +52,15 @@ class _Unescaped:
     """A text without its escapes of one kind, each of which stood for one character."""
 
     def __init__(self, text: str, escape: _Escape) -> None:
-        found = list(escape.pattern.finditer(text)) if escape.mark in text else []
-        self.text = escape.pattern.sub(escape.sign, text) if found else text
-        self._longer = [0, *accumulate(match.end() - match.start() - 1 for match in found)]
-        self._signs = [match.start() - before for match, before in zip(found, self._longer, strict=False)]
+        self._longer, self._signs = [0], list[int]()
+        pieces, at, longer = list[str](), 0, 0
+        for match in escape.pattern.finditer(text) if escape.mark in text else ():
+            begin, end = match.span()
+            pieces += text[at:begin], escape.sign(match)
+            self._signs.append(begin - longer)
+            at, longer = end, longer + end - begin - 1
+            self._longer.append(longer)
+        self.text = "".join((*pieces, text[at:]))
 
     def __bool__(self) -> bool:
         return bool(self._signs)
@@ -72,16 +76,15 @@ def find_escaped(text: str, recogniser: Recogniser, reused: Iterable[Match]) -> 
     reused: the matches in ``text`` itself. What lies in one of them, whole, is not looked for.
     A text without escapes is only searched for their marks, which takes microseconds.
     """
-    whole = [(match.start, match.end) for match in reused if match.whole]
     found: dict[tuple[str, str], Form] = {}
-    for unescaped, original in _unescaped(text):
-        for match in recogniser.find(unescaped):
-            begin, end = original(match.start), original(match.end)
-            if not match.whole or text[begin:end] == match.known.text:
-                continue
-            if not any(begin < past and first < end for first, past in whole):
-                form = Form(match.key, text[begin:end], match.known.source, match.tokens)
-                found.setdefault((match.key, form.text), form)
+    for begin, end in gaps((match for match in reused if match.whole), len(text)):
+        part = text[begin:end]
+        for unescaped, original in _unescaped(part) if len(part) >= SHORT_ANCHOR else ():
+            for match in recogniser.find(unescaped, whole=True):
+                form = part[original(match.start) : original(match.end)]
+                if form != match.known.text:
+                    one = Form(match.key, form, match.known.source, match.tokens)
+                    found.setdefault((match.key, form), one)
     return list(found.values())
 
 

@@ -107,8 +107,9 @@ class Recogniser:
                 return self._by_key[hint]
             return self._first(hint) if hint in self._by_text else None
 
-    def find(self, text: str, hints: Iterable[str] = ()) -> list[Match]:
-        """Return the known texts in ``text``: in order, without overlaps.
+    def find(self, text: str, hints: Iterable[str] = (), *, whole: bool = False) -> list[Match]:
+        """Return the known texts in ``text``: in order, without overlaps. whole: none of which there is a
+        part only, so that no part is measured.
 
         Texts (or keys) given as ``hints`` are placed first; then the prompt is read from left to right,
         and of the known texts that begin at the same character the longest match is taken.
@@ -118,14 +119,14 @@ class Recogniser:
             for hint in hints:
                 found = [
                     match
-                    for begin, end in _gaps(matches, len(text))
+                    for begin, end in gaps(matches, len(text))
                     for match in self._find_hint(hint, text, begin, end)
                 ]
                 matches = sorted(matches + found, key=lambda match: match.start)
             starts = sorted({start for anchors in self._anchors for start in anchors.starts(text)})
             if starts:
-                for begin, end in _gaps(matches, len(text)):
-                    matches += self._scan(text, starts, begin, end)
+                for begin, end in gaps(matches, len(text)):
+                    matches += self._scan(text, starts, begin, end, whole)
             return sorted(matches, key=lambda match: match.start)
 
     def _find_hint(self, hint: str, text: str, begin: int, end: int) -> Iterator[Match]:
@@ -139,21 +140,21 @@ class Recogniser:
                 yield match
             at = text.find(wanted, match.end if match else at + 1, end)
 
-    def _scan(self, text: str, starts: Sequence[int], begin: int, end: int) -> Iterator[Match]:
+    def _scan(self, text: str, starts: Sequence[int], begin: int, end: int, whole: bool) -> Iterator[Match]:
         for start in starts:
             if begin <= start < end:
-                match = self._longest(text, start, end)
+                match = self._longest(text, start, end, whole)
                 if match:
                     yield match
                     begin = match.end
 
-    def _longest(self, text: str, start: int, end: int) -> Match | None:
+    def _longest(self, text: str, start: int, end: int, whole: bool = False) -> Match | None:
         """Return the longest match that begins at ``start`` and does not pass ``end``."""
         rest = text[start : min(end, start + self._reach)]
         best: Match | None = None
         for anchors in self._anchors:
             texts = anchors.sharing(rest[: anchors.size])
-            for look in (self._whole, self._partial) if texts else ():
+            for look in (self._whole, self._partial)[: 1 if whole else 2] if texts else ():
                 match = look(texts, rest, start)
                 if match and (best is None or match.end > best.end):
                     best = match
@@ -235,7 +236,7 @@ def _shared(one: str, other: str) -> int:
     return low
 
 
-def _gaps(matches: Iterable[Match], length: int) -> list[tuple[int, int]]:
+def gaps(matches: Iterable[Match], length: int) -> list[tuple[int, int]]:
     """Return what ``matches`` (in order) leave of a text of ``length`` characters."""
     edges = [0, *(edge for match in matches for edge in (match.start, match.end)), length]
     return [(begin, end) for begin, end in zip(edges[::2], edges[1::2], strict=True) if begin < end]

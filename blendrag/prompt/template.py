@@ -132,13 +132,18 @@ def _spell_control_tokens(tokenizer: Any) -> dict[int, tuple[int, ...]]:
     """Return, for each added token that ``split_special_tokens`` lets through, ids that spell it.
 
     That option covers tokens flagged as special only; ``<tool_call>`` and the like often are not.
-    Added tokens without letters (runs of blanks) are no markup and stay.
     """
     return {
         token: tuple(
-            _encode(tokenizer, added.content[:1], split_special_tokens=True)
-            + _encode(tokenizer, added.content[1:], split_special_tokens=True)
+            _encode(tokenizer, text[:1], split_special_tokens=True)
+            + _encode(tokenizer, text[1:], split_special_tokens=True)
         )
-        for token, added in tokenizer.added_tokens_decoder.items()
-        if any(map(str.isalpha, added.content))
+        for token, text in control_tokens(tokenizer).items()
     }
+
+
+def control_tokens(tokenizer: Any) -> dict[int, str]:
+    """Return the texts of the tokens that are markup, by id. Added ones without letters (runs of blanks) are
+    none."""
+    added = tokenizer.added_tokens_decoder.items()
+    return {token: one.content for token, one in added if any(map(str.isalpha, one.content))}

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from threading import BoundedSemaphore
 from typing import Annotated, Any, Literal, TypeVar, cast
 
@@ -106,8 +107,8 @@ class BlendFields(BlendOverrides):
 @dataclass(frozen=True, slots=True)
 class Blended:
     """A request with its prompt as it was planned. unplanned: what is counted if it was not; plain says why.
-    said, conversation: the client's. marked: texts that it has marked as documents. begun: by
-    ``time.monotonic``."""
+    said, conversation: the client's. marked: texts that it has marked as documents. apart: it is kept from
+    others of its tenant. begun: by ``time.monotonic``."""
 
     prompt: PlannedPrompt | None = None
     plain: str | None = None
@@ -116,6 +117,7 @@ class Blended:
     said: Messages | str = ""
     conversation: str | None = None
     marked: tuple[str, ...] = ()
+    apart: bool = False
     begun: float = field(default_factory=time.monotonic)
 
     @property
@@ -250,6 +252,7 @@ class Blending:
             said=asked.said,
             conversation=fields.conversation,
             marked=fields.marked,
+            apart=not exact,
             begun=begun,
         )
 
@@ -292,10 +295,11 @@ class Blending:
             return {"plain": about.plain}, {}
         try:
             evidence = await self._evidence(prompt, about.ticket, answer)
-            whose = evidence.missing, about.said, about.conversation, time.monotonic() - about.begun
-            stored = 0
-            if evidence.missing or prompt.plan.forms or self.library.sidecars.forecaster:
-                stored = await self.run(lambda: self.library.answered(prompt.plan, *whose), "ask")
+            library, stored = self.library, 0
+            if evidence.missing or prompt.plan.forms or library.sidecars.forecaster or library.repeats:
+                whose = evidence, about.said, about.conversation, time.monotonic() - about.begun
+                behind = partial(library.answered, prompt.plan, *whose, apart=about.apart)
+                stored = await self.run(behind, "ask")
         except Exception as error:
             _log.exception("what became of a prompt is not known")
             return {"plain": f"not known: {error}"}, {}

@@ -36,6 +36,7 @@ from blendrag.server.gate import Gate, Requests
 from blendrag.server.keys import Keys, read_keys
 from blendrag.serving.library import Library
 from blendrag.serving.prefill import PrefillReport
+from blendrag.serving.repeats import forget
 from blendrag.settings import Settings
 
 _log = logging.getLogger(__name__)
@@ -194,6 +195,8 @@ def _posting(app: FastAPI, path: str) -> APIRoute | None:
 
 def _open(settings: Settings, folder: Path, engine: _Engine) -> Library:
     library = Library(folder, settings, lambda *_: engine, shared=True)
+    if library.repeats is None:
+        forget(library.texts)  # an earlier server had room for them
     library.start()
     return library
 

@@ -20,11 +20,13 @@ from blendrag.options import BlendOptions
 from blendrag.progress import Progress
 from blendrag.prompt import Messages, PromptPlan, encode_document, plan_chat, plan_prompt
 from blendrag.select import make_selector
+from blendrag.serving.evidence import Evidence
 from blendrag.serving.forecaster import FORECASTS
 from blendrag.serving.identity import kv_identity, prefix_ids
 from blendrag.serving.known_texts import KnownTexts
 from blendrag.serving.marked import MarkedTexts
 from blendrag.serving.planned import PlannedPrompt
+from blendrag.serving.repeats import Repeats
 from blendrag.serving.session import EngineSession, StartEngine
 from blendrag.serving.sidecars import Sidecars
 from blendrag.serving.texts import Texts
@@ -75,6 +77,11 @@ class Library:
         self.sidecars = Sidecars(root, settings, self.catalogue, self.session, shared=shared)
         of_texts = self.catalogue, self.contexts, self.tokenizer
         self.texts = Texts(*of_texts, self.session, self.sidecars, root if shared else None)
+        self.repeats: Repeats | None = None
+        """What prompts hold again and again, where that is kept."""
+        if settings.repeats_bytes:
+            most = min(settings.chunk_tokens, (window or settings.chunk_tokens) // 2)
+            self.repeats = Repeats(self.texts, self.tokenizer, settings.repeats_bytes, most)
         self._known = KnownTexts(self.catalogue, self.tokenizer)
         self.marked = MarkedTexts(self.catalogue, self.texts, self._known, self.tokenizer)
         self._warned = False
@@ -85,6 +92,8 @@ class Library:
 
     def close(self) -> None:
         """Finish background repairs, give the engine back, release the folder. Safe to call twice."""
+        if self.repeats:
+            self.repeats.close()
         self.sidecars.stop()
         self.session.close()
         self.catalogue.close()
@@ -204,18 +213,26 @@ class Library:
     def answered(
         self,
         plan: PromptPlan,
-        missing: Iterable[str],
+        evidence: Evidence,
         prompt: Messages | str,
         conversation: str | None,
         seconds: float,
+        *,
+        apart: bool = False,
     ) -> int:
         """Do what is left to do behind an answer, which is given whatever becomes of that: repair what was
-        missing, learn the forms that texts have in the prompt, and have the forecaster note the prompt
-        (:meth:`Forecaster.answered`). Returns the tokens repaired."""
+        missing, learn the forms that texts have in the prompt, keep what earlier prompts held, too, and have
+        the forecaster note the prompt (:meth:`Forecaster.answered`). Returns the tokens repaired.
+
+        apart: others of the namespace shall not know of the prompt, so nothing of it is kept.
+        """
         stored = 0
         with contextlib.suppress(BlendragError):
-            stored = self.texts.repair(missing) if missing else 0
+            stored = self.texts.repair(evidence.missing) if evidence.missing else 0
             self.texts.learn(plan.forms)
+        if self.repeats and self.session.store and not apart:
+            own = evidence.mode in ("blended", "mixed") or not self.settings.prefix_caching
+            self.repeats.answered(plan, evidence.prefix if own else None)
         if self.sidecars.forecaster:
             self.sidecars.forecaster.answered(prompt, plan, conversation, seconds)
         return stored

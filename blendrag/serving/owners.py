@@ -7,6 +7,10 @@ import uuid
 from collections.abc import Iterable
 
 VOLATILE = "volatile:"
+REPEATED = "(repeated)"
+"""The collection of texts that nobody has named, but several prompts held. It sorts before others', so that a
+text is called by the document that has it, too."""
+
 _PROCESS = uuid.uuid4().hex  # process ids come again: in a container, all are 1
 _PID = os.getpid()  # a fork has the name above too
 _SEPARATOR = "\x1f"

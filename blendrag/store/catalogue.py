@@ -51,6 +51,18 @@ class Totals:
 
 
 @dataclass(frozen=True, slots=True)
+class Kept:
+    """A chunk of an owner, without its text. bytes: 0 unless ready. uses: of its KV, from the store."""
+
+    owner: str
+    key: str
+    state: State
+    tokens: int
+    bytes: int
+    uses: int
+
+
+@dataclass(frozen=True, slots=True)
 class Reuse:
     """The uses of an owner's chunks from the store."""
 
@@ -333,6 +345,16 @@ class Catalogue:
         for owner, key in self._rows(begins, (prefix, prefix)):
             found.setdefault(owner, []).append(key)
         return found
+
+    def kept(self, prefix: str) -> list[Kept]:
+        """Return the chunks of the owners whose name begins with ``prefix``: those whose KV is not there yet
+        first, then the most recently used."""
+        rows = self._rows(
+            "SELECT owner, key, state, tokens, bytes, uses FROM owners JOIN records USING (key)"
+            f" WHERE owner >= ? AND owner < ? || {_LAST} ORDER BY state != 'pending', used DESC, key",
+            (prefix, prefix),
+        )
+        return [Kept(*row) for row in rows]
 
     def an_owner_of(self, keys: Iterable[str] | None = None) -> dict[str, str]:
         """Return one owner, always the same, of each of these chunks; None: of all chunks."""

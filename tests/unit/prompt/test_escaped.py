@@ -204,13 +204,13 @@ def test_time_does_not_grow_faster_than_the_prompt(unit: str, known: Recogniser)
 
 
 def test_prompt_without_marks_is_not_searched_twice(known: Recogniser, monkeypatch: Any) -> None:
-    def find(*_: Any) -> None:
+    def find(*_: Any, **__: Any) -> None:
         raise AssertionError("searched")
 
     monkeypatch.setattr(known, "find", find)
     assert find_escaped("An ordinary prompt, R&D & C:\\Users and all. " * 300, known, ()) == []
     with pytest.raises(AssertionError):
-        find_escaped("&amp;", known, ())
+        find_escaped("&amp;" * 4, known, ())
 
 
 def test_chat_template_that_escapes_teaches_its_form(tokenizer: Any, known: Recogniser) -> None:

@@ -32,6 +32,7 @@ from blendrag.server.keys import ASK, INGEST, Key
 from blendrag.serving.collection import Collection
 from blendrag.serving.library import Library
 from blendrag.serving.marked import COLLECTION
+from blendrag.serving.repeats import OWNERS
 from blendrag.serving.session import EngineSession
 from blendrag.settings import Settings
 from engine_facts import FACTS
@@ -124,6 +125,22 @@ def test_conversation_of_a_request_reaches_the_forecaster(begin: Open, tmp_path:
     blending.close()
     first, second, other = read_log(tmp_path / "cache" / "evictor" / "prompts.sqlite").requests
     assert first.conversation == second.conversation != other.conversation
+
+
+def test_prompts_of_a_client_that_keeps_to_itself_add_nothing_to_what_is_kept(begin: Open) -> None:
+    blending = begin(repeats_bytes=1 << 30)
+    page = "".join(f"In {year} all was well.\n" for year in range(9, 40))
+
+    def say(number: int, **more: Any) -> int:
+        content = f"Number {number * 7919}, of {page} What of it?"
+        asked(blending, messages=[{"role": "user", "content": content}], blendrag={}, **more)
+        repeats = blending.library.repeats
+        assert repeats is not None
+        repeats.wait()
+        return len(blending.library.catalogue.kept(OWNERS))
+
+    assert [say(number, cache_salt="mine") for number in range(4)] == [0] * 4
+    assert [say(number) for number in range(4, 7)] == [0, 1, 1]
 
 
 def test_server_without_use_for_forecasts_makes_none(begin: Open) -> None:
