@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from blendrag.serving.evidence import Evidence
     from blendrag.serving.prefill import PrefillReport
     from blendrag.settings import Settings
+    from blendrag.strip import Strip
     from blendrag.text import plain
 
 __all__ = [
@@ -53,6 +54,7 @@ __all__ = [
     "Settings",
     "Source",
     "Speculation",
+    "Strip",
     "SyncReport",
     "__version__",
     "errors",
@@ -86,6 +88,7 @@ _HOMES = {
     "Settings": "blendrag.settings",
     "Source": "blendrag.chat.request",
     "Speculation": "blendrag.chat.speculation",
+    "Strip": "blendrag.strip",
     "SyncReport": "blendrag.serving.collection",
     "foreign": "blendrag.chat.foreign",
     "open_chat": "blendrag.remote.chat",
