@@ -20,6 +20,8 @@ from blendrag.server.blending import FIELD_NAME, Blended, BlendFields, Blending,
 from blendrag.server.gate import key_of
 from blendrag.server.keys import Key
 from blendrag.server.knowledge import status_of
+from blendrag.server.page.routes import html_of, wants_html
+from blendrag.strip import Strip
 from blendrag.text import plain
 
 HEADER = "x-blendrag"
@@ -153,14 +155,19 @@ def explained(chat: type[BaseModel], completion: type[BaseModel]) -> Endpoint:
 
     async def explain(request: Any, raw_request: Request) -> Response:
         """Say what would become of a request, which is not asked. `rows`: one per part of the prompt, then
-        one per document that is not in it. `plain`: why nothing would be blended."""
+        one per document that is not in it. `plain`: why nothing would be blended. A strip of it, where HTML
+        is accepted."""
         blending, fields = blending_of(raw_request), request.blendrag or BlendFields()
         _once(request)
         try:
             found = await blending.explain(request, fields, raw_request.app.state.online_renderer)
         except BlendragError as error:
             raise HTTPException(status_of(error), str(error)) from None
-        return JSONResponse(found | {"rows": key_of(raw_request).shown(found["rows"])})
+        found["rows"] = key_of(raw_request).shown(found["rows"])
+        if wants_html(raw_request):
+            facts = {"documents": found["rows"], "plain": found["plain"], "prompt": found["tokens"]}
+            return await html_of(Strip(facts).html)
+        return JSONResponse(found)
 
     def kind(body: Any) -> str:
         return "chat" if isinstance(body, dict) and "messages" in body else "completion"

@@ -33,6 +33,7 @@ from blendrag.server.command import SERVED, tenants
 from blendrag.server.completions import blended, body_of, explained
 from blendrag.server.gate import Gate, Requests
 from blendrag.server.keys import Keys, read_keys
+from blendrag.server.page import routes as page
 from blendrag.serving.library import Library
 from blendrag.serving.prefill import PrefillReport
 from blendrag.settings import Settings
@@ -64,6 +65,7 @@ def attach_router(app: FastAPI) -> None:
             responses=stock.responses,
         )
     app.include_router(knowledge.router)
+    app.include_router(page.router)
     app.add_api_route(
         _EXPLAIN,
         explained(*bodies),

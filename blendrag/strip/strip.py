@@ -93,7 +93,7 @@ class Strip:
             facts=facts,
             plain=_shown(str(facts.get("plain") or "")),
             prompt=prompt,
-            plan="computed_at" not in facts,
+            plan=bool(rows) and "computed_at" not in facts,
             parts=parts,
             marks=_marks(parts, computed),
             counts=[(name, colour, counts[name]) for name, colour in COLOURS.items()],
