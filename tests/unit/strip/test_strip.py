@@ -87,7 +87,7 @@ def test_answer_shows_itself_with_its_documents_reused_repaired_and_fresh() -> N
         "67 reused",
         "3 repaired",
         "30 fresh",
-        "of 100 tokens",
+        "100 tokens:",
         "first token after 0.25 s; plain prefill is estimated at 1.50 s",
     ):
         assert told in re.sub(r"\s+", " ", page.text), told
