@@ -21,6 +21,7 @@ from blendrag.server.gate import key_of
 from blendrag.server.keys import Key
 from blendrag.server.knowledge import status_of
 from blendrag.server.page.routes import html_of, wants_html
+from blendrag.server.tracing import Evidence, Spans
 from blendrag.strip import Strip
 from blendrag.text import plain
 
@@ -33,7 +34,6 @@ _MOST_ANSWERS = 128
 _HEAD = ("id", "object", "created", "model")
 
 Endpoint = Callable[[Any, Request], Awaitable[Response]]
-Evidence = Callable[[dict[str, Any]], Awaitable[tuple[dict[str, Any], dict[str, Any]]]]
 
 
 def body_of(stock: Endpoint, limits: Limits = LIMITS) -> type[BaseModel]:
@@ -134,16 +134,21 @@ def _text_of(part: Any, depth: int = 2) -> str:
 
 def blended(stock: Endpoint, body: type[BaseModel]) -> Endpoint:
     """Return a route that is ``stock`` with documents blended where there are any."""
+    operation = "chat" if is_chat(body) else "text_completion"
 
     async def endpoint(request: Any, raw_request: Request) -> Response:
         blending, fields = blending_of(raw_request), request.blendrag or BlendFields()
         times = _once(request)
-        try:
-            prepared = await blending.prepare(request, fields, raw_request.app.state.online_renderer)
-        except ConfigError as error:
-            raise HTTPException(400, str(error)) from None
-        response = await stock(request, raw_request)
-        evidence = partial(_evidence, blending, prepared, key_of(raw_request))
+        with Spans.of(raw_request, operation, blending.name) as spans:
+            try:
+                renderer = raw_request.app.state.online_renderer
+                prepared = await blending.prepare(request, spans.traced(fields), renderer)
+            except ConfigError as error:
+                raise HTTPException(400, str(error)) from None
+            spans.planned()
+            response = await stock(request, spans.inside(raw_request))
+            spans.answered(response.status_code)
+        evidence = spans.around(partial(_evidence, blending, prepared, key_of(raw_request)), fields)
         return await _with_evidence(response, evidence, prepared, fields.evidence, times)
 
     endpoint.__doc__ = stock.__doc__

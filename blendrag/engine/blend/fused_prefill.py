@@ -103,6 +103,7 @@ class FusedPrefill:
             candidates = replace(candidates, deviation=scores, norm=norm)
         chosen = self._selected(layer, candidates)
         self._forward.watch.select_s += time.perf_counter() - begin
+        self._forward.trace.add("select", f"layer {layer}", begin)
         return Indices.of(np.searchsorted(positions.host, tokens.computed(repaired[chosen])), device)
 
     def _selected(self, layer: int, candidates: CachedTokens) -> Ints:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import uvicorn
@@ -29,62 +28,22 @@ from blendrag.server.gate import Gate, Requests
 from blendrag.server.keys import Key, Keys
 from blendrag.server.latest import MOST_PROMPTS, LatestPrompts
 from blendrag.server.page import routes
-from blendrag.serving.collection import Collection
-from blendrag.serving.library import Library
 from blendrag.serving.planned import PlannedPrompt
-from blendrag.serving.session import EngineSession
-from blendrag.settings import Settings
 from browser import Browser, browser
-from engine_facts import FACTS
+from engineless import TEXT, Renderer, Tenants, keep, tenants_without_engine
 
 PAGE = "/v1/kb/ui"
 EXPLAIN = "/v1/kb/explain"
 HTML = {"Accept": "text/html"}
-TEXT = "The warranty of the battery lasts for eight years or 160,000 kilometres. " * 4
 HOSTILE = "<img src=x onerror=hacked=1></title><script>hacked=1</script>\u202e"
 KEYS = {"ours": Key("", frozenset({"ask", "ingest"})), "asks": Key("", frozenset({"ask"}))}
 KEYS |= {"theirs": Key("globex", frozenset({"ask", "ingest"}))}
 
 
-Tenants = dict[str, Blending]
-
-
-class Renderer:
-    """What vLLM's makes of a request."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-
-    async def render_chat(self, request: Any, **_: Any) -> Any:
-        ids = self._tokenizer.apply_chat_template(
-            request.messages, add_generation_prompt=True, return_dict=False
-        )
-        return None, [{"prompt_token_ids": ids}]
-
-
 @pytest.fixture
-def tenants(tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tenants]:
-    """Two, of whom one has documents."""
-    monkeypatch.setattr(EngineSession, "store", None)
-    monkeypatch.setattr(EngineSession, "open", lambda *_: Mock(id="opened"))
-    engine: Any = SimpleNamespace(blends=True, facts=FACTS, max_model_len=512)
-    monkeypatch.setattr(EngineSession, "start", lambda *_: engine)
-    made: Tenants = {}
-    for name in ("", "globex"):
-        settings = Settings.load(max_model_len=512, model=str(model_dir), namespace=name)
-        library = Library(tmp_path / f"kv-{name}", settings, shared=True)
-        library.start()
-        made[name] = Blending(library, settings, engine, "model", "seal")
-    keep(made[""], "cities", power=TEXT)
-    yield made
-    for each in made.values():
-        each.library.close()
-
-
-def keep(blending: Blending, collection: str, **texts: str) -> None:
-    """As a PUT does, without their KV."""
-    owned = Collection(blending.library, collection)._owned({id: [text] for id, text in texts.items()}, None)
-    blending.library.texts.register(*owned)
+def tenants(tmp_path: Path, model_dir: Path) -> Iterator[Tenants]:
+    with tenants_without_engine(tmp_path, model_dir) as made:
+        yield made
 
 
 def app(tenants: Tenants, *, locked: bool = False) -> FastAPI:
