@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from blendrag.serving.evidence import Evidence
     from blendrag.serving.prefill import PrefillReport
     from blendrag.settings import Settings
+    from blendrag.strip import Strip
     from blendrag.text import plain
 
 __all__ = [
@@ -54,6 +55,7 @@ __all__ = [
     "Settings",
     "Source",
     "Speculation",
+    "Strip",
     "SyncReport",
     "__version__",
     "errors",
@@ -88,6 +90,7 @@ _HOMES = {
     "Settings": "blendrag.settings",
     "Source": "blendrag.chat.request",
     "Speculation": "blendrag.chat.speculation",
+    "Strip": "blendrag.strip",
     "SyncReport": "blendrag.serving.collection",
     "foreign": "blendrag.chat.foreign",
     "open_chat": "blendrag.remote.chat",

@@ -73,6 +73,12 @@ class Answer:
     def __str__(self) -> str:
         return self.text
 
+    def _repr_html_(self) -> str:
+        """Return the text and the prompt's strip, which notebooks show."""
+        from blendrag.strip import Strip
+
+        return Strip(self.facts(), self.text).html()
+
     @property
     def tokens(self) -> int:
         """The number of the answer's tokens."""

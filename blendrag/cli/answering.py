@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from blendrag.cli.console import err, out, shown
+from blendrag.errors import ConfigError
 
 if TYPE_CHECKING:
     from blendrag.chat.answer import Answer
@@ -63,6 +64,18 @@ def write_trace_of(answer: Answer, path: Path | None) -> None:
         err().print(Text(f"no trace: nothing was loaded ({answer.evidence.plain or 'prefix cache'})"))
         return
     write_trace({"request": answer.evidence.trace}, path)
+
+
+def write_strip(facts: Mapping[str, Any], path: Path | None) -> None:
+    """Write a prompt as a strip, if a path was given. Raises ConfigError if the file cannot be written."""
+    from blendrag.strip import Strip
+
+    if path is None:
+        return
+    try:
+        path.write_text(Strip(facts).page(), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--html {path}: {error.strerror}") from error
 
 
 def evidence_line(answer: Answer) -> str:

@@ -45,18 +45,24 @@ def ask(
         Path | None,
         typer.Option(help="Write what was loaded and computed when, for chrome://tracing.", metavar="FILE"),
     ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(help="Write the prompt as a strip: what is reused, repaired, computed.", metavar="FILE"),
+    ] = None,
     json: options.Json = False,
     **blending: Any,
 ) -> None:
     """Answer a question from an index, or several, each with the ones before it in mind."""
-    from blendrag.cli.answering import print_plan, print_sources, print_stream, write_trace_of
+    from blendrag.cli.answering import print_plan, print_sources, print_stream, write_strip, write_trace_of
 
     if question is not None and not question.strip():
         raise typer.BadParameter("the question is empty", param_hint="QUESTION")
-    if question is None and (explain or trace or json):
-        raise typer.BadParameter("--explain, --trace and --json need a question", param_hint="QUESTION")
-    if trace and not trace.resolve().parent.is_dir():
-        raise typer.BadParameter(f"there is no folder {trace.parent}", param_hint="--trace")
+    if question is None and (explain or trace or html or json):
+        needing = "--explain, --trace, --html and --json"
+        raise typer.BadParameter(f"{needing} need a question", param_hint="QUESTION")
+    for option, file in (("--trace", trace), ("--html", html)):
+        if file and not file.resolve().parent.is_dir():
+            raise typer.BadParameter(f"there is no folder {file.parent}", param_hint=option)
     with _ready(
         index,
         server,
@@ -71,16 +77,19 @@ def ask(
         elif explain:
             rows = opened.explain(question)
             print_json(rows) if json else print_plan(rows)
+            write_strip({"documents": rows}, html)
         elif json:
             answer = opened.ask(question, trace=True if trace else None)
             print_json(answer.to_dict())
             write_trace_of(answer, trace)
+            write_strip(answer.facts(), html)
         else:
             answer = print_stream(
                 opened.stream(question, trace=True if trace else None), show_thinking=show_thinking
             )
             print_sources(answer)
             write_trace_of(answer, trace)
+            write_strip(answer.facts(), html)
 
 
 def _converse(index: BlendIndex | ServedIndex, show_thinking: bool) -> None:

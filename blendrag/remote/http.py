@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import sys
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -135,6 +136,10 @@ class Server:
         """Return what any HTTP client is told of one request."""
         headers = httpx2.Headers({"authorization": f"Bearer {self._key}"} if self._key else {})
         headers.update(self._headers)
+        if "opentelemetry.trace" in sys.modules:  # else the caller is in no span
+            from opentelemetry.propagate import inject
+
+            inject(headers)
         more["params"] = {**self._query, **more.get("params", {})} or None
         return {"url": self._url.join(path), "headers": headers, **more}
 

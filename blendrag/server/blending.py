@@ -28,6 +28,7 @@ from blendrag.options import BlendKeywords, BlendOverrides, resolved
 from blendrag.prompt import Messages, PromptPlan, decode
 from blendrag.server.doors import Door, door_of
 from blendrag.server.gate import key_of
+from blendrag.server.latest import LatestPrompts
 from blendrag.serving.evidence import Evidence
 from blendrag.serving.library import Library
 from blendrag.serving.planned import PlannedPrompt
@@ -147,6 +148,7 @@ class Blending:
         """Begin for a tenant. name: what clients may call the model. seal: the secret that the connector
         knows recipes of ours by. tool_parser: vLLM's name of the one that reads calls; empty for none."""
         self.library, self.settings, self.name, self.tool_parser = library, settings, name, tool_parser
+        self.latest = LatestPrompts()
         self._engine, self._seal = engine, seal
         self._threads = {
             work: ThreadPoolExecutor(count, thread_name_prefix=f"blendrag-{work}")
@@ -291,6 +293,11 @@ class Blending:
         """Return counts of tokens, and what became of the documents. answer: what is known of vLLM's, as a
         chat completion has it. KV that was found damaged is prefilled again. An answer is given whatever
         becomes of this."""
+        counts, facts = await self._told(about, answer)
+        self.latest.add(counts, facts)
+        return counts, facts
+
+    async def _told(self, about: Blended, answer: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         if (prompt := about.prompt) is None:
             return {"plain": about.plain}, {}
         try:

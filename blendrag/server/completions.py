@@ -23,7 +23,10 @@ from blendrag.server.doors import Completions, Door, door_of
 from blendrag.server.gate import key_of
 from blendrag.server.keys import INGEST, Key
 from blendrag.server.knowledge import status_of
+from blendrag.server.page.routes import html_of, wants_html
 from blendrag.server.parts import documents, within
+from blendrag.server.tracing import Evidence, Spans, Told
+from blendrag.strip import Strip
 from blendrag.text import plain
 
 HEADER = "x-blendrag"
@@ -36,9 +39,6 @@ _ITEMS = ("messages", "input")  # fields of bodies that are lists of messages an
 _HEAD = ("id", "object", "created", "model")
 
 Endpoint = Callable[[Any, Request], Awaitable[Response]]
-Told = tuple[dict[str, Any], dict[str, Any]]
-"""Evidence: counts of tokens, and what became of each document."""
-Evidence = Callable[[dict[str, Any]], Awaitable[Told]]
 
 
 def body_of(stock: Endpoint, limits: Limits = LIMITS) -> type[BaseModel]:
@@ -136,14 +136,17 @@ def blended(stock: Endpoint, body: type[BaseModel]) -> Endpoint:
     async def endpoint(request: Any, raw_request: Request) -> Response:
         blending, fields = blending_of(raw_request), request.blendrag or BlendFields()
         times = _once(request)
-        try:
-            prepared = await blending.prepare(request, fields, raw_request.app.state)
-        except ConfigError as error:
-            raise HTTPException(400, str(error)) from None
-        response = await stock(request, raw_request)
-        evidence = partial(_evidence, blending, prepared, key_of(raw_request))
-        answers = _Answers(door_of(type(request)), evidence, fields.evidence, times)
-        return await answers.told(response, prepared)
+        door = door_of(type(request))
+        with Spans.of(raw_request, door.operation, blending.name) as spans:
+            try:
+                prepared = await blending.prepare(request, spans.traced(fields), raw_request.app.state)
+            except ConfigError as error:
+                raise HTTPException(400, str(error)) from None
+            spans.planned()
+            response = await stock(request, spans.inside(raw_request))
+            spans.answered(response.status_code)
+        evidence = spans.around(partial(_evidence, blending, prepared, key_of(raw_request)), fields)
+        return await _Answers(door, evidence, fields.evidence, times).told(response, prepared)
 
     endpoint.__doc__ = stock.__doc__
     return _taking(body, endpoint)
@@ -155,14 +158,19 @@ def explained(*bodies: type[BaseModel]) -> Endpoint:
 
     async def explain(request: Any, raw_request: Request) -> Response:
         """Say what would become of a request, which is not asked. `rows`: one per part of the prompt, then
-        one per document that is not in it. `plain`: why nothing would be blended."""
+        one per document that is not in it. `plain`: why nothing would be blended. A strip of it, where HTML
+        is accepted."""
         blending, fields = blending_of(raw_request), request.blendrag or BlendFields()
         _once(request)
         try:
             found = await blending.explain(request, fields, raw_request.app.state)
         except BlendragError as error:
             raise HTTPException(status_of(error), str(error)) from None
-        return JSONResponse(found | {"rows": key_of(raw_request).shown(found["rows"])})
+        found["rows"] = key_of(raw_request).shown(found["rows"])
+        if wants_html(raw_request):
+            facts = {"documents": found["rows"], "plain": found["plain"], "prompt": found["tokens"]}
+            return await html_of(Strip(facts).html)
+        return JSONResponse(found)
 
     kinds = dict[str, type[BaseModel]]()
     for body in bodies:
@@ -261,9 +269,13 @@ class _Answers:
     async def _counted(self, answer: dict[str, Any]) -> Told:
         """Return the evidence of an answer, or of the event of a stream that counts its tokens, and have it
         count as computed what was."""
-        cached = {"usage": {"prompt_tokens_details": {"cached_tokens": self.door.cached(answer)}}}
-        report = {"kv_transfer_params": answer.pop("kv_transfer_params", None)}
-        counts, rows = await self.evidence(report | (cached if answer.get("usage") else {}))
+        told: dict[str, Any] = {"kv_transfer_params": answer.pop("kv_transfer_params", None)}
+        if usage := answer.get("usage"):
+            told["usage"] = {
+                "completion_tokens": usage.get("completion_tokens", usage.get("output_tokens")),
+                "prompt_tokens_details": {"cached_tokens": self.door.cached(answer)},
+            }
+        counts, rows = await self.evidence(told)
         if "reused" in counts:
             self.door.count(answer, counts["reused"] + counts["prefix"])
         return counts, rows

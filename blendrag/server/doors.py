@@ -43,11 +43,13 @@ class Asked:
 class Door(ABC):
     """A route that answers prompts.
 
-    takes: the name of vLLM's class of its requests. holds: the field of a body that holds the prompt. stored:
-    fields that name what vLLM stores for all tenants. counting: what stands in the event of a stream that
-    counts tokens. tells: whether that event says the evidence, too, since no other one would be understood.
+    operation: its name by OpenTelemetry's conventions. takes: the name of vLLM's class of its requests.
+    holds: the field of a body that holds the prompt. stored: fields that name what vLLM stores for all
+    tenants. counting: what stands in the event of a stream that counts tokens. tells: whether that event says
+    the evidence, too, since no other one would be understood.
     """
 
+    operation: ClassVar[str] = "chat"
     path: ClassVar[str]
     takes: ClassVar[str]
     holds: ClassVar[str] = "messages"
@@ -91,6 +93,7 @@ class Door(ABC):
 
 
 class Completions(Door):
+    operation = "text_completion"
     path = "/v1/completions"
     takes = "CompletionRequest"
     holds = "prompt"

@@ -34,6 +34,7 @@ from blendrag.server.completions import blended, body_of, explained
 from blendrag.server.doors import DOORS
 from blendrag.server.gate import Gate, Requests
 from blendrag.server.keys import Keys, read_keys
+from blendrag.server.page import routes as page
 from blendrag.serving.library import Library
 from blendrag.serving.prefill import PrefillReport
 from blendrag.serving.repeats import forget
@@ -69,6 +70,7 @@ def attach_router(app: FastAPI) -> None:
             responses=stock.responses,
         )
     app.include_router(knowledge.router)
+    app.include_router(page.router)
     app.add_api_route(
         _EXPLAIN,
         explained(*bodies),

@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from blendrag.server import Limits
 from blendrag.server.keys import ADMIN, ASK, INGEST, RIGHTS, Key, Keys
+from blendrag.server.page import routes as page
 
 _EVERYBODY = Key("", RIGHTS)
 
@@ -27,9 +28,11 @@ _ROUTES = {
     ("POST", "/v1/responses"): ASK,
     ("POST", "/v1/kb/explain"): ASK,
     ("POST", "/v1/kb/prefetch"): ASK,
+    ("GET", "/v1/kb/collections"): INGEST,
     ("PUT", _COLLECTION): INGEST,
     ("GET", _COLLECTION): INGEST,
     ("DELETE", _COLLECTION): INGEST,
+    ("GET", "/v1/kb/prompts"): INGEST,
     ("POST", "/v1/kb/split"): INGEST,
     ("POST", "/v1/kb/tokens"): None,
     ("GET", "/v1/kb/model"): None,
@@ -41,7 +44,7 @@ _ROUTES = {
     ("GET", "/metrics"): ADMIN,
     ("GET", "/load"): ADMIN,
 }
-_OPEN = ("GET", "/health")
+_OPEN = {("GET", path) for path in ("/health", *page.OPEN)}
 _PATHS = tuple((method, compile_path(path)[0], right) for (method, path), right in _ROUTES.items())
 
 _TOKENISED = "/tokenize"  # the route of vLLM's that takes texts longer than the model's window
@@ -101,7 +104,7 @@ class Gate:
         """Return the request's key, or the refusal."""
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         route = scope.get("method", ""), path
-        if self._keys is None or route == _OPEN:
+        if self._keys is None or route in _OPEN:
             return _EVERYBODY
         scheme, _, secret = headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer":

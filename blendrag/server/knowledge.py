@@ -24,9 +24,11 @@ from blendrag.prompt import encode_document
 from blendrag.server.blending import Blending, Text, blending_of
 from blendrag.server.gate import key_of, limits_of
 from blendrag.server.keys import ADMIN
-from blendrag.serving.collection import NO_COLLECTION, Collection
+from blendrag.server.page.routes import html_of, wants_html
+from blendrag.serving.collection import NO_COLLECTION, Collection, collections
 from blendrag.serving.library import Library
 from blendrag.serving.prefill import PrefillReport
+from blendrag.strip import Strip
 
 _LONG = 1 << 16  # bytes of a body
 _SILENCE_S = 5.0  # at most, of an answer that goes on: proxies end those that say nothing
@@ -88,6 +90,18 @@ class Texts(BaseModel):
 class Whole(Texts):
     chunk_tokens: int = 512
     chunk_overlap: int = 0
+
+
+@router.get("/collections")
+async def listed(
+    request: Request,
+    prefix: Annotated[str, Query(description="What their names begin with.")] = "",
+    after: Annotated[str, Query(description="The last name of the page before.")] = "",
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> dict[str, Any]:
+    """Return collections by name, a page of them, and how many there are."""
+    found, total = await _run(request, lambda library: collections(library, prefix, after, limit))
+    return {"collections": found, "total": total}
 
 
 @router.put("/collections/{name}")
@@ -171,6 +185,16 @@ async def split(body: Whole, request: Request) -> Response:
         return JSONResponse({"pieces": texts})
 
     return await _run(request, pieces)
+
+
+@router.get("/prompts")
+async def prompts(request: Request) -> Response:
+    """Return what became of the latest prompts, latest first, without their texts; as strips where HTML is
+    accepted."""
+    latest = blending_of(request).latest.all()
+    if wants_html(request):
+        return await html_of(lambda: "".join(Strip(prompt).html() for prompt in latest))
+    return await to_thread(JSONResponse, {"prompts": latest})
 
 
 @router.get("/stats")

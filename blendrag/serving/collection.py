@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 from blendrag.progress import Progress, progress_bar
-from blendrag.serving.owners import owner_of, volatile
+from blendrag.serving.owners import SEPARATOR, owner_of, volatile
 from blendrag.serving.prefill import PrefillReport
 from blendrag.text import encodable
 
@@ -100,6 +100,21 @@ class KeptDocuments(ABC):
         self, documents: Texts, sources: Sources | None, progress: Progress | bool | None, *, only: bool
     ) -> SyncReport:
         """Keep the KV of documents. only: and of no others."""
+
+
+def collections(
+    library: Library, prefix: str = "", after: str = "", limit: int = 100
+) -> tuple[list[dict[str, Any]], int]:
+    """Return the first ``limit`` collections whose names begin with ``prefix`` and come after ``after``, with
+    documents, chunks by state, tokens and bytes of each; and how many begin so."""
+    catalogue = library.catalogue
+    begins = {owner.removesuffix(SEPARATOR): owner for owner in catalogue.beginnings(SEPARATOR)}
+    names = sorted(name for name in begins if name.startswith(prefix))
+    rows = []
+    for name in [name for name in names if name > after][:limit]:
+        totals = asdict(catalogue.totals(begins[name]))
+        rows.append({"name": name, "documents": totals.pop("owners"), **totals})
+    return rows, len(names)
 
 
 class Collection(KeptDocuments):

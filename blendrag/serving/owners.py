@@ -13,13 +13,14 @@ text is called by the document that has it, too."""
 
 _PROCESS = uuid.uuid4().hex  # process ids come again: in a container, all are 1
 _PID = os.getpid()  # a fork has the name above too
-_SEPARATOR = "\x1f"
+SEPARATOR = "\x1f"
+"""The mark between the name of a collection and that of a document."""
 
 
 def owner_of(collection: str, document: str) -> str:
     """Return the owner that stands for a document; with ``""`` for the document, what all the names begin
     with."""
-    return f"{collection}{_SEPARATOR}{document}"
+    return f"{collection}{SEPARATOR}{document}"
 
 
 def volatile(collection: str) -> str:
@@ -40,4 +41,4 @@ def ended(owners: Iterable[str]) -> list[str]:
 
 def document_of(owner: str) -> str:
     """Return the document's own name in an owner's."""
-    return owner.rpartition(_SEPARATOR)[2]
+    return owner.rpartition(SEPARATOR)[2]

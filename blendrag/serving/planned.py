@@ -45,6 +45,8 @@ class PlannedPrompt:
             again = sum(min(length, max(0, prefix - start)) for _, start, length in self.recipe.spans)
         whole = {"exact": "its documents are exact prefixes", "plain": "it was not blended"}.get(mode)
         facts = report.facts() | ({} if self.budget is None or whole is None else {"kv_whole": whole})
+        at = report.computed_at or f"{report.prefix + report.exact}-"
+        facts["computed_at"] = f"{at}{prompt - 1}"
         return Evidence(
             **facts,
             prompt=prompt,

@@ -34,6 +34,8 @@ _REMEMBERED = 10_000  # changes; a process that has missed more reads all texts 
 
 _LISTED = "(SELECT value FROM json_each(?))"  # for any number of values
 
+_BEGINNING = f"WHERE owner >= ? AND owner < ? || {_LAST}"
+
 _NO_FORM = "key NOT IN (SELECT key FROM forms)"
 
 
@@ -341,8 +343,7 @@ class Catalogue:
     def owners(self, prefix: str = "") -> dict[str, list[str]]:
         """Return chunk keys by owner, of the owners whose name begins with ``prefix``."""
         found: dict[str, list[str]] = {}
-        begins = f"SELECT owner, key FROM owners WHERE owner >= ? AND owner < ? || {_LAST}"
-        for owner, key in self._rows(begins, (prefix, prefix)):
+        for owner, key in self._rows(f"SELECT owner, key FROM owners {_BEGINNING}", (prefix, prefix)):
             found.setdefault(owner, []).append(key)
         return found
 
@@ -355,6 +356,19 @@ class Catalogue:
             (prefix, prefix),
         )
         return [Kept(*row) for row in rows]
+
+    def beginnings(self, mark: str) -> list[str]:
+        """Return what names of owners begin with, up to and with ``mark``, each once. Looks at one name of
+        each, and at all that do not have it."""
+        beginning = "SUBSTR(one.owner, 1, INSTR(one.owner, :mark))"
+        return self._keys(
+            "WITH RECURSIVE one(owner) AS (SELECT MIN(owner) FROM owners UNION ALL"
+            " SELECT (SELECT MIN(next.owner) FROM owners AS next WHERE next.owner >"
+            f" IIF(INSTR(one.owner, :mark), {beginning} || {_LAST}, one.owner))"
+            " FROM one WHERE one.owner IS NOT NULL)"
+            f" SELECT {beginning} FROM one WHERE INSTR(one.owner, :mark)",
+            {"mark": mark},
+        )
 
     def an_owner_of(self, keys: Iterable[str] | None = None) -> dict[str, str]:
         """Return one owner, always the same, of each of these chunks; None: of all chunks."""
@@ -391,12 +405,17 @@ class Catalogue:
             found.setdefault(tier, {})[name] = value
         return found
 
-    def totals(self) -> Totals:
+    def totals(self, prefix: str | None = None) -> Totals:
+        """Return the totals; with ``prefix``, of the owners whose name begins with it."""
+        of, values = ("", ()) if prefix is None else (_BEGINNING, (prefix, prefix))
+        only = of and f"WHERE key IN (SELECT key FROM owners {of})"
         ((chunks, ready, pending, evicted, tokens, size),) = self._rows(
             "SELECT COUNT(*), IFNULL(SUM(state = 'ready'), 0), IFNULL(SUM(state = 'pending'), 0),"
             " IFNULL(SUM(state = 'evicted'), 0), IFNULL(SUM(tokens), 0), IFNULL(SUM(bytes), 0) FROM records"
+            f" {only}",
+            values,
         )
-        ((owners,),) = self._rows("SELECT COUNT(*) FROM (SELECT DISTINCT owner FROM owners)")
+        ((owners,),) = self._rows(f"SELECT COUNT(*) FROM (SELECT DISTINCT owner FROM owners {of})", values)
         return Totals(chunks, ready, pending, evicted, tokens, size, owners)
 
     def reuse(self, limit: int) -> list[Reuse]:
@@ -415,11 +434,11 @@ class Catalogue:
         with self._lock, sqlite.errors_of("the catalogue"), sqlite.transaction(self._db):
             yield self._db
 
-    def _rows(self, query: str, values: Sequence[str | int] = ()) -> list[Any]:
+    def _rows(self, query: str, values: Sequence[str | int] | Mapping[str, str] = ()) -> list[Any]:
         with self._lock, sqlite.errors_of("the catalogue"):
             return self._db.execute(query, values).fetchall()
 
-    def _keys(self, query: str, values: Sequence[str | int] = ()) -> list[str]:
+    def _keys(self, query: str, values: Sequence[str | int] | Mapping[str, str] = ()) -> list[str]:
         return [key for (key,) in self._rows(query, values)]
 
     def _select(self, where: str, values: Sequence[str] = ()) -> list[Chunk]:

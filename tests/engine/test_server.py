@@ -198,6 +198,21 @@ def test_wrong_request_through_another_door_is_a_400(server: Server, path: str, 
     assert answer.json()["error"]["message"]
 
 
+def test_page_tells_of_the_servers_own_collections_and_prompts(server: Server) -> None:
+    counts = server.ask("Who founded Alpha1?").json()["blendrag"]
+    found = server.client.get("/v1/kb/prompts")
+    latest = found.json()["prompts"][0]
+    assert {name: latest[name] for name in counts} == counts
+    assert [row["source"] for row in latest["documents"]] == list(TEXTS)
+    assert "founded" not in found.text
+    (cities,) = server.client.get("/v1/kb/collections").json()["collections"]
+    assert (cities["documents"], cities["ready"]) == (len(TEXTS), len(TEXTS)) and cities["bytes"] > 0
+    strip = server.client.get("/v1/kb/prompts", headers={"Accept": "text/html"}).text
+    assert f"{counts['recomputed']} repaired" in strip and "<path" in strip
+    page = server.client.get("/v1/kb/ui")
+    assert page.status_code == 200 and "script-src 'self'" in page.headers["content-security-policy"]
+
+
 def tool(name: str, at: dict[str, Any]) -> dict[str, Any]:
     place = {"$ref": "#/$defs/Place"}
     parameters = {"type": "object", "properties": {"at": place}, "required": ["at"], "$defs": {"Place": at}}

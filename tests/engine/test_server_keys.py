@@ -86,7 +86,7 @@ def test_route_is_closed_without_a_key(server: Server) -> None:
 
 def test_route_that_salts_nothing_is_closed_to_every_key(server: Server, ours: Server) -> None:
     kept = {CHAT, COMPLETIONS, EXPLAIN, STATS, "/v1/kb/prefetch", "/v1/kb/collections/{name}"}
-    kept |= {"/v1/kb/model", "/v1/kb/tokens", "/v1/kb/split"}
+    kept |= {"/v1/kb/model", "/v1/kb/tokens", "/v1/kb/split", "/v1/kb/collections", "/v1/kb/prompts"}
     kept |= {"/v1/models", "/version", "/load", "/metrics", "/docs", "/health"}
     others = [(method, path) for method, path in routes(server) if path not in kept]
     assert {"/v1/responses", "/v1/messages", "/invocations", "/tokenize", "/detokenize"} <= {
@@ -104,6 +104,8 @@ def test_route_that_salts_nothing_is_closed_to_every_key(server: Server, ours: S
         ("asking", "PUT", KB),
         ("asking", "GET", KB),
         ("asking", "DELETE", KB),
+        ("asking", "GET", "/v1/kb/collections"),
+        ("asking", "GET", "/v1/kb/prompts"),
         ("ours", "GET", "/metrics"),
         ("watching", "POST", CHAT),
         ("watching", "POST", COMPLETIONS),

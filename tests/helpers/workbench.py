@@ -17,6 +17,7 @@ from blendrag.engine.client.stores import StoreClient
 from blendrag.engine.wire.recipe import Recipe
 from blendrag.options import BlendOptions
 from blendrag.prompt import encode_document
+from blendrag.ranges import read_ranges
 from blendrag.store.catalogue import Catalogue
 from blendrag.store.contexts import Chunk
 from blendrag.store.identity import KVIdentity
@@ -193,3 +194,5 @@ def assert_adds_up(answer: Answer) -> None:
     evidence = answer.evidence
     assert evidence.reused + evidence.recomputed + evidence.fresh + evidence.prefix == evidence.prompt
     assert sum(row["tokens"] for row in evidence.documents if row["kind"] != "not found") == evidence.prompt
+    computed = sum(end - first for first, end in read_ranges(evidence.computed_at))
+    assert evidence.fresh <= computed <= evidence.computed, "repaired ones are a mean over the layers"

@@ -36,6 +36,7 @@ from blendrag.load.layers import SteadyLayers, StoredLayers
 from blendrag.load.loader import LayerLoader, LoadFailedError, LoadSpan, own_rows
 from blendrag.load.trace import Trace
 from blendrag.options import BlendOptions
+from blendrag.ranges import write_ranges
 from blendrag.select import CachedTokens, Selector, make_selector
 from blendrag.store.kv_reader import KVReader
 from blendrag.store.record import Miss
@@ -102,6 +103,7 @@ class RequestBlend:
         self._steady: SteadyLayers | None = None
         self._missing: dict[str, str] = {}
         self._decision = ""
+        self._prefill_s: float | None = None
         self._attention: dict[str, float] = {}
         self._answered: Ints | None = None  # the positions that the question has chosen
         self._opened_s = 0.0
@@ -244,7 +246,7 @@ class RequestBlend:
         if isinstance(decision, str):
             self._decision = decision
             return there + chunks
-        self._decision = decision.why
+        self._decision, self._prefill_s = decision.why, decision.plain_s
         if any(decision.load):
             self._options = replace(self._options, recompute_ratio=decision.ratio)
         kept = [chunk for chunk, load in zip(chunks, decision.load, strict=True) if load]
@@ -293,7 +295,7 @@ class RequestBlend:
             Stopwatch(),
             self._note_queries,
         )
-        recomputed = yield from self._fuse(chunks, forward, selector, begin, reads)
+        recomputed, computed = yield from self._fuse(chunks, forward, selector, begin, reads)
         watch = forward.watch
         spent = {"load": watch.load_s, "select": watch.select_s}
         return BlendReport(
@@ -301,10 +303,12 @@ class RequestBlend:
             cached=left.cached.size + self._behind_reused(),
             fresh=left.fresh.size - self._behind_reused(len(order.token_ids)),
             recomputed=recomputed + self._behind_reused(),
+            computed_at=f"{write_ranges(computed.tolist())},{len(order.token_ids)}-".removeprefix(","),
             missing=self._missing,
             selector=options.selector,
             ratio=options.recompute_ratio,
             decision=self._decision,
+            prefill_s=self._prefill_s,
             slices=watch.slices,
             attention=self._attention,
             tiers=dict(Counter(opened.tier.name for _, opened in chunks)),
@@ -316,9 +320,9 @@ class RequestBlend:
 
     def _fuse(
         self, chunks: list[Chunk], forward: PromptForward, selector: Selector, begin: int, reads: bool
-    ) -> Generator[None, None, int]:
+    ) -> Generator[None, None, tuple[int, Ints]]:
         """Run the fused prefill, behind the question's pass if the selector ``reads`` it. Returns how many
-        cached tokens were recomputed, of those at ``begin`` and behind it."""
+        cached tokens were recomputed, of those at ``begin`` and behind it, and the positions computed."""
         spans = [self._whole(span) if reads else span for span, _ in chunks]
         with self._load([opened for _, opened in chunks], spans) as layers:
             if not reads:
@@ -330,14 +334,16 @@ class RequestBlend:
             asked = yield from QuestionPass(reading, StoredKV(reading, layers), question).run()
         self._attention = _shares([opened.head.key for _, opened in chunks], asking, asked)
         # No repair changes what stands before all cached tokens.
-        tokens = forward.tokens.behind(max(begin, int(forward.tokens.cached[0])))
+        first = max(begin, int(forward.tokens.cached[0]))
+        tokens = forward.tokens.behind(first)
         left = torch.from_numpy(np.isin(asking.cached, tokens.cached))
         offsets, lengths = map(torch.from_numpy, (tokens.offsets, tokens.lengths))
         candidates = CachedTokens(offsets, lengths, tokens.cached.size, attention=asked[left])
         chosen = self._ranks.choose(tokens.cached[selector.select(0, candidates).numpy()])
         self._answered = chosen
         forward = replace(forward, tokens=tokens)
-        return (yield from FusedPrefill(forward, None, selector, chosen).run())
+        recomputed, computed = yield from FusedPrefill(forward, None, selector, chosen).run()
+        return recomputed, np.concatenate([np.arange(begin, first), computed])
 
     def _selector_of(self, options: BlendOptions) -> Selector:
         return make_selector(options)

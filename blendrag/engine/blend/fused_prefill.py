@@ -42,9 +42,10 @@ class FusedPrefill:
         self._forward, self._stored, self._selector = forward, stored, selector
         self._chosen, self._ranks = chosen, forward.pace.ranks
 
-    def run(self) -> Generator[None, None, int]:
+    def run(self) -> Generator[None, None, tuple[int, Ints]]:
         """Compute and write the KV of all tokens given, with a pause where the pace says so. Returns how many
-        cached tokens were recomputed, mean over the layers from the selector's first choice on."""
+        cached tokens were recomputed, mean over the layers from the selector's first choice on, and the
+        positions computed in the last layer."""
         forward, tokens, layers = self._forward, self._forward.tokens, self._forward.decoder.num_layers
         checks = self._selector.check_layers(layers) if self._chosen is None else (0,)
         repaired: Ints = np.arange(tokens.cached.size)
@@ -75,7 +76,7 @@ class FusedPrefill:
                 repaired = tokens.repaired(rows.positions.host) if check else repaired
             if layer >= checks[0]:
                 recomputed.append(repaired.size)
-        return round(sum(recomputed) / len(recomputed))
+        return round(sum(recomputed) / len(recomputed)), rows.positions.host
 
     def _shift(self, repaired: Ints) -> Shift | None:
         """Return what moves the tokens that are not repaired, if the selector wants it, and it can be."""
@@ -102,6 +103,7 @@ class FusedPrefill:
             candidates = replace(candidates, deviation=scores, norm=norm)
         chosen = self._selected(layer, candidates)
         self._forward.watch.select_s += time.perf_counter() - begin
+        self._forward.trace.add("select", f"layer {layer}", begin)
         return Indices.of(np.searchsorted(positions.host, tokens.computed(repaired[chosen])), device)
 
     def _selected(self, layer: int, candidates: CachedTokens) -> Ints:

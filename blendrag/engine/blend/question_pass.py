@@ -6,6 +6,7 @@ moves.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Generator
 from functools import partial
 
@@ -46,6 +47,7 @@ class QuestionPass:
         those below the middle, since they tell less (docs/results.md), and without the last, which has no
         output here."""
         forward = self._forward
+        begin = time.perf_counter()
         self._stored.begin(0)
         rows = forward.embed(forward.tokens.fresh)
         for layer in range(forward.decoder.num_layers):
@@ -54,6 +56,7 @@ class QuestionPass:
             rows = yield from forward.layer(layer, rows, partial(self._note, layer, moved[0]))
         mass = forward.pace.ranks.sum(self._mass).cpu()
         forward.watch.select_s = forward.watch.total_s - forward.watch.load_s
+        forward.trace.add("select", "question", begin)
         return mass
 
     def _note(self, layer: int, cached_key: torch.Tensor, positions: Indices, projected: Projected) -> None:

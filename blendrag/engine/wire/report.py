@@ -44,19 +44,23 @@ class PrefillFacts:
 
     exact: tokens whose KV the tree of prefixes had, as full prefill makes it. recomputed: tokens whose KV was
     loaded and repaired, mean over the layers from the selector's first choice on, or computed in the block of
-    the paged cache in which the documents end. missing: why chunks could not be had, by key.
-    decision: why the controller loaded these chunks and no others. tiers: chunks loaded, by the tier they
-    came from. attention: by key, a chunk's share of the attention that the question pays to all cached
-    tokens, where the question was read. ms: time by part: load, select, recompute. kv_kept: tokens that a
-    head decoded the answer from, on average, where KV was evicted. kv_freed: blocks freed by that. kv_whole:
-    why nothing was evicted, where it should have been. trace: what was loaded and computed when (see
-    ``load.trace``), if asked for.
+    the paged cache in which the documents end. computed_at: the positions that were computed in the last
+    layer, as :mod:`blendrag.ranges` has them; a worker's ends with what it leaves to the engine, ``900-``.
+    missing: why chunks could not be had, by key. decision: why the controller loaded these chunks and no
+    others. prefill_s: its estimate of plain prefill in seconds, behind what the prefix cache had; None
+    without a profile. tiers: chunks loaded, by the tier they came from. attention: by key, a chunk's share of
+    the attention that the question pays to all cached tokens, where the question was read. ms: time by part:
+    load, select, recompute. kv_kept: tokens that a head decoded the answer from, on average, where KV was
+    evicted. kv_freed: blocks freed by that. kv_whole: why nothing was evicted, where it should have been.
+    trace: what was loaded and computed when (see ``load.trace``), if asked for.
     """
 
     exact: int = 0
     recomputed: int = 0
+    computed_at: str = ""
     missing: dict[str, str] = field(default_factory=dict)
     decision: str = ""
+    prefill_s: float | None = None
     tiers: dict[str, int] = field(default_factory=dict)
     attention: dict[str, float] = field(default_factory=dict)
     ms: dict[str, float] = field(default_factory=dict)

@@ -1,0 +1,61 @@
+"""Tenants of a server that has no engine, and what its renderer would do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from blendrag.server.blending import Blending
+from blendrag.serving.collection import Collection
+from blendrag.serving.library import Library
+from blendrag.serving.session import EngineSession
+from blendrag.settings import Settings
+from engine_facts import FACTS
+
+TEXT = "The warranty of the battery lasts for eight years or 160,000 kilometres. " * 4
+Tenants = dict[str, Blending]
+
+
+class Renderer:
+    """What vLLM's makes of a request."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    async def render_chat(self, request: Any, **_: Any) -> Any:
+        ids = self._tokenizer.apply_chat_template(
+            request.messages, add_generation_prompt=True, return_dict=False
+        )
+        return None, [{"prompt_token_ids": ids}]
+
+
+@contextmanager
+def tenants_without_engine(folder: Path, model_dir: Path) -> Iterator[Tenants]:
+    """Two, of whom the first has a document."""
+    engine: Any = SimpleNamespace(blends=True, facts=FACTS, max_model_len=512)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(EngineSession, "store", None)
+        patch.setattr(EngineSession, "open", lambda *_: Mock(id="opened"))
+        patch.setattr(EngineSession, "start", lambda *_: engine)
+        made: Tenants = {}
+        for name in ("", "globex"):
+            settings = Settings.load(max_model_len=512, model=str(model_dir), namespace=name)
+            library = Library(folder / f"kv-{name}", settings, shared=True)
+            library.start()
+            made[name] = Blending(library, settings, engine, "model", "seal")
+        keep(made[""], "cities", power=TEXT)
+        yield made
+        for each in made.values():
+            each.library.close()
+
+
+def keep(blending: Blending, collection: str, **texts: str) -> None:
+    """As a PUT does, without their KV."""
+    owned = Collection(blending.library, collection)._owned({id: [text] for id, text in texts.items()}, None)
+    blending.library.texts.register(*owned)
