@@ -294,7 +294,8 @@ class Blending:
         chat completion has it. KV that was found damaged is prefilled again. An answer is given whatever
         becomes of this."""
         counts, facts = await self._told(about, answer)
-        self.latest.add(counts, facts)
+        if not about.apart:
+            self.latest.add(counts, facts)
         return counts, facts
 
     async def _told(self, about: Blended, answer: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -305,24 +306,15 @@ class Blending:
             library, stored = self.library, 0
             if evidence.missing or prompt.plan.forms or library.sidecars.forecaster or library.repeats:
                 whose = evidence, about.said, about.conversation, time.monotonic() - about.begun
-                behind = partial(library.answered, prompt.plan, *whose, apart=about.apart)
+                behind = partial(
+                    library.answered, prompt.plan, *whose, apart=about.apart, marked=about.marked
+                )
                 stored = await self.run(behind, "ask")
         except Exception as error:
             _log.exception("what became of a prompt is not known")
             return {"plain": f"not known: {error}"}, {}
         facts = {name: fact for name, fact in asdict(evidence).items() if name not in _CLIENTS}
         return {name: facts.pop(name) for name in _COUNTS}, facts | {"stored": stored}
-
-    def keep(self, about: Blended) -> None:
-        """Have the texts that the client has marked kept, for other prompts. Returns at once."""
-        if about.marked and not self._ending:
-            self._threads["change"].submit(self._keep, about.marked)
-
-    def _keep(self, texts: Sequence[str]) -> None:
-        try:
-            self.library.marked.keep(texts)
-        except Exception as error:
-            _log.warning("texts that a client has marked are not kept: %s", error)
 
     async def _evidence(self, prompt: PlannedPrompt, ticket: str, answer: dict[str, Any]) -> Evidence:
         plain = (answer.get("kv_transfer_params") or {}).get(FIELD)

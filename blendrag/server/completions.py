@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial, reduce
 from inspect import Parameter, Signature
 from operator import or_
@@ -97,7 +97,7 @@ def _understood(limits: Limits, cls: type[BaseModel], body: Any, read: Callable[
         if (mistakes := error.error_count()) > _MOST_MISTAKES:  # to list them takes long
             raise ValueError(f"{mistakes:,} mistakes, as in messages that have no role or content") from None
         raise
-    except (AttributeError, LookupError, RecursionError) as error:
+    except (AttributeError, LookupError, RecursionError, TypeError) as error:
         raise ValueError(f"a value is of a wrong kind: {error}") from None
     if marked:
         request.blendrag = (request.blendrag or BlendFields()).marking(marked)
@@ -144,9 +144,17 @@ def blended(stock: Endpoint, body: type[BaseModel]) -> Endpoint:
                 raise HTTPException(400, str(error)) from None
             spans.planned()
             response = await stock(request, spans.inside(raw_request))
+            if response is None:  # the client has gone away
+                spans.answered(499)
+                return response
             spans.answered(response.status_code)
         evidence = spans.around(partial(_evidence, blending, prepared, key_of(raw_request)), fields)
-        return await _Answers(door, evidence, fields.evidence, times).told(response, prepared)
+        told = await _Answers(door, evidence, fields.evidence, times).told(response, prepared)
+        if isinstance(told, StreamingResponse):
+            told.body_iterator = spans.closing(told.body_iterator)
+        else:
+            spans.end()
+        return told
 
     endpoint.__doc__ = stock.__doc__
     return _taking(body, endpoint)
@@ -200,16 +208,17 @@ async def _evidence(
     blending: Blending, about: Blended, key: Key, answer: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the evidence as :meth:`Blending.evidence` has it, for the holder of this key."""
+    if INGEST not in key.rights:
+        about = replace(about, marked=())
     counts, rows = await blending.evidence(about, answer)
-    if INGEST in key.rights:
-        blending.keep(about)
     return counts, rows | ({"documents": key.shown(rows["documents"])} if "documents" in rows else {})
 
 
 def _once(request: Any) -> int:
     """Return how often an answer is to be given. vLLM refuses to make several at temperature 0: they would be
     equal, so one is made."""
-    times = getattr(request, "n", None) or 1
+    if not isinstance(times := getattr(request, "n", None), int) or "n" not in type(request).model_fields:
+        return 1
     greedy = request.temperature is not None and request.temperature < _LEAST_TEMPERATURE
     if not (greedy and 1 < times <= _MOST_ANSWERS) or request.use_beam_search:
         return 1

@@ -66,7 +66,8 @@ def _marked(parts: Any, depth: int = _DEPTH) -> Iterator[dict[str, Any]]:
     for part in parts if isinstance(parts, list) else ():
         if not isinstance(part, dict):
             continue
-        if isinstance(part.get(MARK), dict) or part.get("type") in _DOCUMENTS:
+        kind = part.get("type")
+        if isinstance(part.get(MARK), dict) or (isinstance(kind, str) and kind in _DOCUMENTS):
             yield part
         elif depth:
             yield from _marked(part.get("content") or part.get("output"), depth - 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 from fastapi import Request
@@ -91,6 +91,20 @@ class Spans:
 
         return told
 
+    def end(self) -> None:
+        """End the request's span, if it has not ended."""
+        if self._span is not None:
+            self._span.end()
+        self._span = None
+
+    async def closing(self, chunks: AsyncIterable[Any]) -> AsyncIterator[Any]:
+        """Yield a stream, and end the span with it, whatever ends it."""
+        try:
+            async for chunk in chunks:
+                yield chunk
+        finally:
+            self.end()
+
     def _end(self, counts: Mapping[str, Any], facts: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
         now = time.time_ns() - round(1e9 * time.perf_counter())  # one clock for all processes of a machine
         for part, lanes in _PARTS.items():
@@ -108,14 +122,14 @@ class Spans:
         }
         if self._span is not None:
             self._span.set_attributes({name: value for name, value in told.items() if value is not None})
-            self._span.end()
+        self.end()
 
     def _fail(self, said: str) -> None:
         if self._span is not None:
             from opentelemetry.trace import Status, StatusCode
 
             self._span.set_status(Status(StatusCode.ERROR, said))
-            self._span.end()
+        self.end()
 
     def _part(self, name: str, begin_ns: int, end_ns: int) -> None:
         if self._span is not None:

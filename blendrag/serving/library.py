@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ from blendrag.serving.evidence import Evidence
 from blendrag.serving.forecaster import FORECASTS
 from blendrag.serving.identity import kv_identity, prefix_ids
 from blendrag.serving.known_texts import KnownTexts
-from blendrag.serving.marked import MarkedTexts
 from blendrag.serving.planned import PlannedPrompt
 from blendrag.serving.repeats import Repeats
 from blendrag.serving.session import EngineSession, StartEngine
@@ -83,7 +82,6 @@ class Library:
             most = min(settings.chunk_tokens, (window or settings.chunk_tokens) // 2)
             self.repeats = Repeats(self.texts, self.tokenizer, settings.repeats_bytes, most)
         self._known = KnownTexts(self.catalogue, self.tokenizer)
-        self.marked = MarkedTexts(self.catalogue, self.texts, self._known, self.tokenizer)
         self._warned = False
 
     def start(self, progress: Progress | None = None) -> RunningEngine:
@@ -219,20 +217,25 @@ class Library:
         seconds: float,
         *,
         apart: bool = False,
+        marked: Sequence[str] = (),
     ) -> int:
         """Do what is left to do behind an answer, which is given whatever becomes of that: repair what was
         missing, learn the forms that texts have in the prompt, keep what earlier prompts held, too, and have
         the forecaster note the prompt (:meth:`Forecaster.answered`). Returns the tokens repaired.
 
-        apart: others of the namespace shall not know of the prompt, so nothing of it is kept.
+        apart: others of the namespace shall not know of the prompt, so nothing of it is kept. marked: texts
+        of it that the client has said to be documents.
         """
         stored = 0
         with contextlib.suppress(BlendragError):
             stored = self.texts.repair(evidence.missing) if evidence.missing else 0
-            self.texts.learn(plan.forms)
+            if plan.forms and not apart:
+                self.texts.learn(plan.forms)
         if self.repeats and self.session.store and not apart:
             own = evidence.mode in ("blended", "mixed") or not self.settings.prefix_caching
-            self.repeats.answered(plan, evidence.prefix if own else None)
+            known = self._known.now()
+            unknown = [text for text in marked if known.known(text) is None]
+            self.repeats.answered(plan, evidence.prefix if own else None, unknown)
         if self.sidecars.forecaster:
             self.sidecars.forecaster.answered(prompt, plan, conversation, seconds)
         return stored

@@ -1,4 +1,5 @@
-"""Texts that several prompts held and nobody has named: kept as any, within a budget."""
+"""Texts of prompts that come again, or are said to be documents, and that nobody has ingested: kept as any,
+within a budget."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from typing import Any
 import xxhash
 
 from blendrag.errors import BlendragError
-from blendrag.prompt import PromptPlan, Sightings
+from blendrag.prompt import PromptPlan, Sightings, encode_document
 from blendrag.serving.owners import REPEATED, owner_of
 from blendrag.serving.texts import Texts
 from blendrag.store.catalogue import Kept
@@ -20,6 +21,8 @@ from blendrag.store.catalogue import Kept
 OWNERS = owner_of(REPEATED, "")
 """What the names of their owners begin with."""
 
+_LEAST_TOKENS = 64  # of a text that a client has marked
+_MOST_TOKENS = 1 << 15
 _MOST_PROMPTS = 32  # that wait to be read; others are not
 _MOST_WAITING = 8192  # tokens that wait to be prefilled: what comes beyond is kept when it comes again
 _REUSED = 0.75  # share of the budget that texts cannot take which were not reused yet
@@ -39,15 +42,16 @@ class Repeats:
         self._texts, self._budget = texts, budget
         identity = texts.catalogue.identity
         self._token_bytes = 8 * identity.num_layers * identity.num_kv_heads * identity.head_size  # at most
-        self._sightings = Sightings(tokenizer, most)
+        self._tokenizer, self._sightings = tokenizer, Sightings(tokenizer, most)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="blendrag-repeats")
         self._room = threading.BoundedSemaphore(_MOST_PROMPTS)
 
-    def answered(self, plan: PromptPlan, held: int | None) -> None:
-        """Have a prompt read that was answered. Returns at once. held: as :meth:`Sightings.note` has it."""
+    def answered(self, plan: PromptPlan, held: int | None, marked: Sequence[str] = ()) -> None:
+        """Have a prompt read that was answered. Returns at once. held: as :meth:`Sightings.note` has it.
+        marked: texts that its client has said to be documents, which are kept at once."""
         if self._room.acquire(blocking=False):
             with contextlib.suppress(RuntimeError):  # closed
-                work = self._thread.submit(self._read, plan, held)
+                work = self._thread.submit(self._read, plan, held, marked)
                 work.add_done_callback(lambda _: self._room.release())
 
     def wait(self) -> None:
@@ -58,14 +62,21 @@ class Repeats:
         """Read no more prompts; the one at hand is waited for."""
         self._thread.shutdown(cancel_futures=True)
 
-    def _read(self, plan: PromptPlan, held: int | None) -> None:
+    def _read(self, plan: PromptPlan, held: int | None, marked: Sequence[str]) -> None:
         try:
-            if found := self._sightings.note(plan, held):
+            found = [text for text in map(str.strip, marked) if self._is_document(text)]
+            if found := [*found, *self._sightings.note(plan, held)]:
                 self._keep(found)
         except BlendragError as error:  # nobody asked for it: a full disk, or an engine that has ended
             _log.info("what prompts repeat is not kept: %s", error)
         except Exception:
             _log.exception("what prompts repeat is not kept")
+
+    def _is_document(self, text: str) -> bool:
+        """Return whether a marked text is long enough to be one, and no longer than a prompt may be."""
+        return len(text) >= _LEAST_TOKENS and (
+            _LEAST_TOKENS <= len(encode_document(self._tokenizer, text)) <= _MOST_TOKENS
+        )
 
     def _keep(self, found: Iterable[str]) -> None:
         texts, catalogue = self._texts, self._texts.catalogue
@@ -73,7 +84,9 @@ class Repeats:
             owner_of(REPEATED, f"repeat {xxhash.xxh3_64_hexdigest(text.encode())}"): [text] for text in found
         }
         with texts.changing.mine():
-            if sum(one.tokens for one in catalogue.kept(OWNERS) if one.state == "pending") > _MOST_WAITING:
+            waiting = [one for one in catalogue.kept(OWNERS) if one.state == "pending"]
+            if sum(one.tokens for one in waiting) > _MOST_WAITING:
+                texts.repair([one.key for one in waiting])  # those of a failed prefill, among them
                 return
             texts.register(new)
             kept = catalogue.kept(OWNERS)

@@ -109,7 +109,7 @@ function request(text, document) {
   try {
     const read = JSON.parse(text);
     if (Array.isArray(read)) body = { messages: read };
-    else if (read?.messages || read?.prompt) body = read;
+    else if (read?.messages || read?.prompt || read?.input) body = read;
   } catch { /* then it is a prompt */ }
   if (document) body.blendrag = { ...body.blendrag, documents: [document] };
   return body;

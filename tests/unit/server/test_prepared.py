@@ -29,9 +29,7 @@ from blendrag.server.blending import Blended, Blending
 from blendrag.server.completions import _evidence, body_of, explained
 from blendrag.server.gate import Gate, Requests
 from blendrag.server.keys import ASK, INGEST, Key
-from blendrag.serving.collection import Collection
 from blendrag.serving.library import Library
-from blendrag.serving.marked import COLLECTION
 from blendrag.serving.repeats import OWNERS
 from blendrag.serving.session import EngineSession
 from blendrag.settings import Settings
@@ -305,7 +303,7 @@ def test_budget_that_nothing_came_of_is_told_of(begin: Open) -> None:
 
 @pytest.mark.parametrize(("rights", "kept"), [({ASK}, 0), ({ASK, INGEST}, 1)], ids=["ask", "ingest"])
 def test_marked_text_is_kept_for_who_may_ingest(begin: Open, rights: set[str], kept: int) -> None:
-    blending = begin()
+    blending = begin(repeats_bytes=1 << 30)
     message = {"role": "user", "content": page(1)[:600], "cache_control": {"type": "ephemeral"}}
     body = {"messages": [message]}
     request = CHAT.model_validate(body)
@@ -316,5 +314,6 @@ def test_marked_text_is_kept_for_who_may_ingest(begin: Open, rights: set[str], k
         return (await _evidence(blending, about, Key("", frozenset(rights)), USAGE))[1]["documents"]
 
     assert [row["reason"] for row in asyncio.run(rows()) if row["kind"] == "not found"] == ["not ingested"]
-    asyncio.run(blending.run(lambda: None, "change"))  # behind what is being kept
-    assert len(Collection(blending.library, COLLECTION).ids()) == kept
+    assert blending.library.repeats is not None
+    blending.library.repeats.wait()
+    assert len(blending.library.catalogue.kept(OWNERS)) == kept

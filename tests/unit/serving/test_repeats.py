@@ -180,7 +180,7 @@ def test_no_more_prompts_wait_than_there_is_room_for(
 ) -> None:
     library, going_on, read = begin(), threading.Event(), list[PromptPlan]()
 
-    def slowly(_: Repeats, plan: PromptPlan, held: int | None) -> None:
+    def slowly(_: Repeats, plan: PromptPlan, *__: object) -> None:
         going_on.wait()
         read.append(plan)
 
@@ -191,3 +191,12 @@ def test_no_more_prompts_wait_than_there_is_room_for(
     going_on.set()
     library.repeats.wait()
     assert len(read) == 32
+
+
+def test_marked_text_is_known_from_the_second_prompt_on(begin: Callable[..., Library]) -> None:
+    library = begin()
+    assert library.repeats is not None
+    for marked in ([page(1), "short", page(2) * 200], [page(1)]):
+        library.repeats.answered(library.plan("Hm?"), None, marked)
+        library.repeats.wait()
+        assert kept(library) == [page(1)]
