@@ -11,7 +11,9 @@ from typing import NamedTuple
 
 import torch
 
-_SCORES_AT_ONCE = 1 << 22  # scores of one band, in float32: 16 MiB
+# Scores of one band, in float32: 16 MiB, and 256 on other devices, where launches take longer than bytes.
+_SCORES_AT_ONCE = 1 << 22
+_SCORES_ON_DEVICE = 1 << 26
 
 
 class LatentRows(NamedTuple):
@@ -43,7 +45,8 @@ def latent_attention(
     heads = query.shape[1]
     at = torch.arange(len(key), device=key.device)
     out = query.new_empty(*query.shape[:2], width)
-    rows = max(1, _SCORES_AT_ONCE // (heads * max(1, len(key))))
+    most = _SCORES_AT_ONCE if key.device.type == "cpu" else _SCORES_ON_DEVICE
+    rows = max(1, most // (heads * max(1, len(key))))
     for begin in range(0, len(query), rows):
         band = slice(begin, begin + rows)
         products = _product(query[band].flatten(0, 1), key.T).mul_(scale).view(-1, heads, len(key))

@@ -82,16 +82,25 @@ def _sync(
     from blendrag.remote.chat import open_chat
     from blendrag.vectorstores import sync
 
+    failed: BlendragError | None = None
     for server in servers:
-        chat = open_chat({"model": model}, None, server, api_key)
         try:
-            report = sync(at, chat.collection(name), text_field=text_field)
-        finally:
-            chat.close()
+            chat = open_chat({"model": model}, None, server, api_key)
+            try:
+                report = sync(at, chat.collection(name), text_field=text_field)
+            finally:
+                chat.close()
+        except BlendragError as error:  # the servers behind it are not to miss what this one does
+            failed = failed or error
+            if len(servers) > 1:
+                say(f"{server}: {error}")
+            continue
         if json:
             print_json({"store": str(at), "server": server, **asdict(report)})
         else:
             _print(report, at)
+    if failed is not None:
+        raise failed
 
 
 def _print(report: StoreReport, at: Address) -> None:

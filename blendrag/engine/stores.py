@@ -89,7 +89,7 @@ class Stores:
         """Open the owner's first, with the lock: the others find what it has made."""
         ranks, heads, dtype = self._ranks, kind.num_kv_heads, self._dtype
         own, shards = ranks.heads(heads), ranks.shards(heads)
-        stack = [spec.share(len(own) / heads) for spec in stack] if shards > 1 else stack
+        stack = [spec.share(1 / ranks.size) for spec in stack] if ranks.size > 1 else stack
         if not self._owner:
             if all(spec.kind == "ram" for spec in stack):
                 raise ConfigError("data parallel engines cannot share KV by RAM alone: add a tier below it")

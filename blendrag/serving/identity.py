@@ -16,6 +16,9 @@ from blendrag.prompt import shared_prefix, start_prefix
 from blendrag.settings import Settings
 from blendrag.store.identity import KVIdentity, kv_shape, prefix_name
 
+# What a shape follows from, in any configuration that leaves out nothing.
+_SHAPE = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_size")
+
 
 def prefix_ids(settings: Settings, model_path: Path) -> tuple[int, ...]:
     """Return the token ids behind which chunks are prefilled, as ``settings.shared_prefix`` says."""
@@ -32,11 +35,7 @@ def kv_identity(settings: Settings, model_path: Path, prefix: Sequence[int] = ()
 
     Raises ModelError for an unreadable ``config.json``, or an adapter of another model.
     """
-    try:
-        config: dict[str, Any] = json.loads((model_path / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"cannot read {str(model_path / 'config.json')!r}: {error}") from error
-    config |= config.get("text_config") or {}
+    config = _text_config(model_path)
     heads, size = kv_shape(config) or (0, 0)
     name, weights = settings.model, model_digest(model_path)
     if settings.lora is not None:
@@ -54,3 +53,22 @@ def kv_identity(settings: Settings, model_path: Path, prefix: Sequence[int] = ()
         prefix=prefix_name(settings.shared_prefix, prefix),
         namespace=settings.namespace,
     )
+
+
+def _text_config(model_path: Path) -> dict[str, Any]:
+    """Return a model's configuration, of texts if it reads images, too. Files may leave out what their class
+    has by default; classes that transformers does not know are taken as they are written."""
+    try:
+        config: dict[str, Any] = json.loads((model_path / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"cannot read {str(model_path / 'config.json')!r}: {error}") from error
+    config |= config.get("text_config") or {}
+    if all(name in config for name in _SHAPE):
+        return config
+    try:
+        from transformers import AutoConfig
+
+        whole: dict[str, Any] = AutoConfig.from_pretrained(model_path).get_text_config().to_dict()
+    except Exception:
+        return config
+    return whole

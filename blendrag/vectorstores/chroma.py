@@ -35,7 +35,10 @@ class Chroma(VectorStore):
         for begin in range(0, len(ids), PAGE):
             page = collection.get(ids[begin : begin + PAGE], include=["documents", "metadatas"])
             rows = zip(page["ids"], page["documents"], page["metadatas"], strict=True)
-            yield [(id, {**(metadata or {}), "document": text}) for id, text, metadata in rows]
+            yield [
+                (id, {**(metadata or {}), **({} if text is None else {"page_content": text})})
+                for id, text, metadata in rows
+            ]
 
     def count(self) -> int:
         return int(self.client.get_collection(self.collection).count())

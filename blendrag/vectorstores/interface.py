@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from blendrag.errors import BlendragError, ConfigError, MissingDependencyError, SourceError
 from blendrag.names import Registry, closest
@@ -85,7 +85,9 @@ class Address:
     def __str__(self) -> str:
         """Return the URL as it may be shown, which names the place and nothing else."""
         port = f":{self.port}" if self.port else ""
-        return f"{self.kind}://{'/'.join([f'{_bracketed(self.host)}{port}', *self.folders, self.collection])}"
+        place = "/".join([f"{_bracketed(self.host)}{port}", *self.folders, self.collection])
+        options = "&".join(f"{name}={value}" for name, value in sorted(self.options.items()))
+        return f"{self.kind}://{place}{options and '?'}{options}"
 
 
 def _bracketed(host: str) -> str:
@@ -174,9 +176,11 @@ def failures(where: Address | VectorStore) -> Iterator[None]:
     except BlendragError:
         raise
     except Exception as error:  # each client has errors of its own
-        said = " ".join(str(error).split()) or type(error).__name__
+        said = str(error)
         if isinstance(where, Address) and where.key:
-            said = said.replace(where.key, "***")
+            for key in (where.key, quote(where.key), quote(where.key, safe="")):
+                said = said.replace(key, "***")
+        said = " ".join(said.split()) or type(error).__name__
         raise SourceError(f"{where} cannot be read: {said[:_LONGEST]}") from None
 
 

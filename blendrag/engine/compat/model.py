@@ -125,8 +125,11 @@ def unsupported_reason(vllm_config: Any, runner: Any, model: Any) -> str | None:
             return f"layer {number}: {reason}"
     shape = stored_shape([layer_kv(attention_of(layer)) for layer in layers])
     expected = kv_shape(vllm_config.model_config.hf_text_config.to_dict())
-    if shape is None or expected is None or shape[1] != expected[1]:
-        return "KV of its layers has no shape in common that its config.json tells of"
+    alone = vllm_config.parallel_config.tensor_parallel_size == 1  # else a rank has some of the heads
+    if shape is None or expected is None or shape[not alone :] != expected[not alone :]:
+        return f"the common shape of its layers' KV is {shape}, and by its config.json {expected}"
+    if any(_has_smaller_blocks(attention_of(layer), vllm_config) for layer in layers):
+        return "the attention backend splits KV blocks"
     if len(runner.attn_groups) != 1:
         return "the model needs several KV cache groups"
     if any(isinstance(group.kv_cache_spec, SlidingWindowSpec) for group in runner.attn_groups[0]):
@@ -151,6 +154,10 @@ def _splits_blocks(group: Any) -> bool:
     if not isinstance(spec, AttentionSpec) or isinstance(spec, MLAAttentionSpec):
         return False
     return bool(group.get_metadata_builder().kv_cache_spec.block_size != spec.block_size)
+
+
+def _has_smaller_blocks(attention: Any, vllm_config: Any) -> bool:
+    return is_latent(attention) and attention.kv_cache.shape[-2] != vllm_config.cache_config.block_size
 
 
 def _unsupported_layer(layer: Any) -> str | None:
