@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.numpy import save_file
 
 from blendrag.engine.compat.layer_kv import LatentKV, LayerKV, stored_shape
+from blendrag.serving.identity import kv_identity
+from blendrag.settings import Settings
 from blendrag.store.codec import make_codec
 from blendrag.store.identity import HeadShape, kv_shape
 from places import DOCS
@@ -116,3 +122,12 @@ def test_configuration_tells_the_shape_that_the_layers_have(
     config: Mapping[str, Any], layers: list[LayerKV], shape: HeadShape
 ) -> None:
     assert kv_shape(config) == stored_shape(layers) == shape
+
+
+def test_configuration_that_leaves_out_what_its_class_has_is_read_with_it(tmp_path: Path) -> None:
+    of_text = {"model_type": "gemma3_text", "hidden_size": 2560, "num_hidden_layers": 34}
+    config = {"model_type": "gemma3", "text_config": of_text}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file({"weights": np.zeros(1)}, tmp_path / "model.safetensors")
+    identity = kv_identity(Settings.load(model=str(tmp_path)), tmp_path)
+    assert (identity.num_layers, identity.num_kv_heads, identity.head_size) == (34, 4, 256)

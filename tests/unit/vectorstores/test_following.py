@@ -265,3 +265,8 @@ def test_missing_client_is_one_line_with_its_package(
 
 def test_every_kind_says_how_its_client_is_installed() -> None:
     assert all(kind.package for kind in STORES.values())
+
+
+def test_tenants_of_one_store_are_followed_by_two_names() -> None:
+    names = {str(Address.read(f"chroma://h/x{tenant}")) for tenant in ("", "?tenant=a", "?tenant=b")}
+    assert len(names) == 3 and all("chroma://h:8000/x" in name for name in names)
