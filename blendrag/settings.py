@@ -115,11 +115,6 @@ class Settings(BlendOverrides, BaseSettings):
     outcome_log: bool = Field(
         False, description="Keep what became of conversations and chunks, to learn from and to replay."
     )
-    repeats_bytes: int = Field(
-        0,
-        ge=0,
-        description="Room for the KV of texts that several prompts hold and nobody has ingested; 0: none.",
-    )
     codec: str = Field("raw", description="How KV is stored: raw, fp8, int8, int4.")
     namespace: str = Field(
         "", pattern=r"^[\w.-]*$", description="Tenant: KV is shared within a namespace only."

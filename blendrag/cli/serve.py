@@ -45,6 +45,10 @@ def serve(
     max_text_mib: Annotated[
         int, typer.Option(min=1, help="Limit of texts that are split or turned into tokens at once.")
     ] = LIMITS.text_mib,
+    repeats_gib: Annotated[
+        float,
+        typer.Option(min=0, help="Room for the KV of texts that come again in prompts; 0: none is kept."),
+    ] = LIMITS.repeats_gib,
     show: Annotated[bool, typer.Option("--print", help="Print the command and do not run it.")] = False,
     docker: Annotated[bool, typer.Option("--docker", help="Print an image file for the command.")] = False,
     helm: Annotated[
@@ -73,7 +77,7 @@ def serve(
     check_given(given)
     given |= {} if model is None else {"model": model}
     settings = Settings.load(**given)
-    limits = Limits(max_body_mib, max_items, max_text_mib)
+    limits = Limits(max_body_mib, max_items, max_text_mib, repeats_gib)
     here = not (show or docker or helm)
     if here:
         check_address(more)

@@ -96,7 +96,8 @@ async def init_state(engine_client: Any, state: Any, args: Namespace) -> None:
     state.blendrag = {}
     engine.end_in_order(state.blendrag, state.requests, state)
     for namespace, (settings, folder) in _tenants(served).items():
-        library = await asyncio.to_thread(_open, settings, folder, engine)
+        limits = Limits(**served["limits"])
+        library = await asyncio.to_thread(_open, settings, folder, engine, limits)
         blending = Blending(library, settings, engine, name, os.environ[SECRET], served["tool_parser"])
         blending.ingest(partial(_prefill_pending, library))
         state.blendrag[namespace] = blending
@@ -195,8 +196,9 @@ def _posting(app: FastAPI, path: str) -> APIRoute | None:
     return next((route for route in posting if route.path == path), None)
 
 
-def _open(settings: Settings, folder: Path, engine: _Engine) -> Library:
-    library = Library(folder, settings, lambda *_: engine, shared=True)
+def _open(settings: Settings, folder: Path, engine: _Engine, limits: Limits) -> Library:
+    room = round(limits.repeats_gib * 2**30)
+    library = Library(folder, settings, lambda *_: engine, shared=True, repeats_bytes=room)
     if library.repeats is None:
         forget(library.texts)  # an earlier server had room for them
     library.start()

@@ -46,11 +46,17 @@ class Library:
     """
 
     def __init__(
-        self, root: Path, settings: Settings, engine: StartEngine | None = None, *, shared: bool = False
+        self,
+        root: Path,
+        settings: Settings,
+        engine: StartEngine | None = None,
+        *,
+        shared: bool = False,
+        repeats_bytes: int = 0,
     ) -> None:
         """Open the folder. ``engine``: gives the engine when it is needed; None: the one that this process
         shares. ``shared``: with other processes of the same engine, whose worker has the folder locked
-        instead."""
+        instead. ``repeats_bytes``: of KV of texts that come again in prompts."""
         self.root, self.settings = root, settings
         # Whatever can be wrong with a model or a codec is said before a folder is made.
         CODECS[settings.codec]
@@ -78,9 +84,9 @@ class Library:
         self.texts = Texts(*of_texts, self.session, self.sidecars, root if shared else None)
         self.repeats: Repeats | None = None
         """What prompts hold again and again, where that is kept."""
-        if settings.repeats_bytes:
+        if repeats_bytes:
             most = min(settings.chunk_tokens, (window or settings.chunk_tokens) // 2)
-            self.repeats = Repeats(self.texts, self.tokenizer, settings.repeats_bytes, most)
+            self.repeats = Repeats(self.texts, self.tokenizer, repeats_bytes, most)
         self._known = KnownTexts(self.catalogue, self.tokenizer)
         self._warned = False
 

@@ -106,14 +106,15 @@ def llama_index(server: Script) -> Calls:
     """Complete, chat, keep nodes warm."""
     from llama_index.core.llms import ChatMessage
     from llama_index.core.schema import TextNode
+    from llama_index.core.vector_stores import SimpleVectorStore
 
-    from llama_index.llms.blendrag import BlendLLM, SpeculativeRerank, WarmKV  # noqa: F401
+    from llama_index.llms.blendrag import BlendLLM, SpeculativeRerank, warm  # noqa: F401
 
     llm = BlendLLM(base_url=server.url)
     server.replies = [events("Yes."), events("Yes."), KEPT]
     assert llm.complete("Hi").text == "Yes."
     assert llm.chat([ChatMessage("Hi")]).message.content == "Yes."
-    WarmKV(llm=llm)([TextNode(text="A text.")])
+    warm(SimpleVectorStore(), llm).add([TextNode(text="A text.", embedding=[1.0])])
     assert server.asked[-1][0] == "PUT"
 
     def chroma() -> None:

@@ -40,6 +40,8 @@ _PLACED = 100  # chunks that it may have, at the most
 _CHARACTERS = 2000  # of a chunk, which are some 500 tokens
 _REPEATS = 7
 
+_ROOM = 1 << 40  # bytes of KV: more than a replay fills
+
 
 @dataclass(frozen=True, slots=True)
 class RecognitionOptions:
@@ -101,7 +103,6 @@ def run_recognition(
     settings: Settings, options: RecognitionOptions, progress: Progress
 ) -> RecognitionResults:
     """Replay all shapes, and search one prompt. Raises ConfigError, ModelError."""
-    settings = settings.model_copy(update={"repeats_bytes": settings.repeats_bytes or 1 << 40})
     shapes = dict[str, Replayed]()
     progress.total(len(SHAPES) + bool(options.chunks))
     with TemporaryDirectory() as folder:
@@ -147,7 +148,7 @@ def _replayed(
     weights = (rng.permutation(len(documents)) + 1.0) ** -options.zipf
     weights /= weights.sum()
     forget(library.texts)
-    repeats = Repeats(library.texts, library.tokenizer, library.settings.repeats_bytes, options.chunk_tokens)
+    repeats = Repeats(library.texts, library.tokenizer, _ROOM, options.chunk_tokens)
     met, characters, known = Counter[int](), Counter[int](), Counter[int]()
     tokens, planning, noting = 0, 0.0, 0.0
     try:

@@ -49,9 +49,9 @@ def begin(tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> I
     monkeypatch.setattr(EngineSession, "store", Mock(id="opened"))
     begun: list[Blending] = []
 
-    def one(**options: Any) -> Blending:
+    def one(repeats_bytes: int = 0, **options: Any) -> Blending:
         settings = Settings.load(max_model_len=512, model=str(model_dir), embedder="./none", **options)
-        library = Library(tmp_path / f"kv{len(begun)}", settings, shared=True)
+        library = Library(tmp_path / f"kv{len(begun)}", settings, shared=True, repeats_bytes=repeats_bytes)
         library.texts.register({"a": [TEXT]})
         engine: Any = SimpleNamespace(blends=True, facts=FACTS, max_model_len=512)
         monkeypatch.setattr(library.session, "start", lambda progress=None: engine)

@@ -8,6 +8,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,9 +31,10 @@ def page(number: int) -> str:
 def begin(tmp_path: Path, model_dir: Path) -> Iterator[Callable[..., Library]]:
     opened: list[Library] = []
 
-    def one(**options: object) -> Library:
-        wanted = {"repeats_bytes": 1 << 30, "max_model_len": 4096} | options
-        opened.append(Library(tmp_path / f"kv{len(opened)}", Settings.load(**wanted)))
+    def one(**options: Any) -> Library:
+        room = options.pop("repeats_bytes", 1 << 30)
+        settings = Settings.load(**{"max_model_len": 4096} | options)
+        opened.append(Library(tmp_path / f"kv{len(opened)}", settings, repeats_bytes=room))
         return opened[-1]
 
     yield one
