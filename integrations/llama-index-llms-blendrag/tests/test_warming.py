@@ -303,3 +303,8 @@ def test_splitter_and_store_work_in_one_pipeline(llm: BlendLLM) -> None:
     steps = [SentenceSplitter(), MockEmbedding(embed_dim=2)]
     IngestionPipeline(transformations=steps, vector_store=store).run(documents=DOCUMENTS)
     assert kept(llm) == {"page: 1\n\nOne.", "One.", "Two."}
+
+
+def test_mixin_alone_says_what_to_call() -> None:
+    with pytest.raises(ConfigError, match=r"warm\(vector_store, llm\)"):
+        WarmKV(llm=None)  # type: ignore[call-arg]

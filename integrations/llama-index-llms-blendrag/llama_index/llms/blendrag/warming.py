@@ -78,6 +78,11 @@ class WarmKV(_Base):
     :meth:`sync` prefills them. Asynchronous methods do not block the event loop.
     """
 
+    def __new__(cls, *_: Any, **__: Any) -> Any:
+        if cls is WarmKV:  # a transformation, in the version before
+            raise ConfigError("WarmKV is put before a vector store: warm(vector_store, llm)")
+        return super().__new__(cls)
+
     def sync(
         self, nodes: Iterable[BaseNode] | None = None, *, show_progress: bool | None = None
     ) -> SyncReport:
