@@ -71,6 +71,9 @@ _APART = (
     "data_parallel_rank", "data_parallel_start_rank", "grpc", "headless",
 )  # fmt: skip
 
+# Options of `blendrag serve` that are no settings.
+_OWN = ("index", "keys", "max_body_mib", "max_items", "max_text_mib", "repeats_gib")
+
 # Options of vLLM's that a server cannot have, and why.
 _REFUSED = {
     "config": "what is in that file would not be checked, so give its options here",
@@ -226,7 +229,7 @@ def _checked_options(more: Sequence[str], ours: Collection[str], keys: bool) -> 
     (usual, _), (theirs, unknown) = server_options([]), server_options(more)
     if unknown:
         name = unknown[0].partition("=")[0]
-        known = ["--" + known.replace("_", "-") for known in (*theirs, *Settings.model_fields)]
+        known = ["--" + known.replace("_", "-") for known in (*theirs, *Settings.model_fields, *_OWN)]
         raise ConfigError(f"neither blendrag nor vLLM has an option {name}{closest(name, known)}")
     if model := theirs["model_tag"]:
         raise ConfigError(f"the model comes first: blendrag serve {model} ...")

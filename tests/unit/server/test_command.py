@@ -113,6 +113,7 @@ def test_api_servers_wait_for_a_long_start(words: list[str], waits: str | None, 
         (["--port", "8000", "another/model"], "blendrag serve another/model"),
         (["--recompte-ratio", "0.5"], "did you mean --recompute-ratio"),
         (["--prot", "8000"], "did you mean --port"),
+        (["--repeat-gib", "8"], "did you mean --repeats-gib"),
         (["--port", "many"], "port"),
     ],
 )
