@@ -47,6 +47,17 @@ class MissingDependencyError(BlendragError):
 
 
 @contextmanager
+def noting(note: str) -> Iterator[None]:
+    """Add a note to errors of blendrag's that are raised inside: what was done all the same, and
+    what helps."""
+    try:
+        yield
+    except BlendragError as error:
+        error.add_note(note)
+        raise
+
+
+@contextmanager
 def needs(extra: str) -> Iterator[None]:
     """Import inside what the extra brings, named as pip takes it ("blendrag[redis]"). Raises
     MissingDependencyError, with pip's command, for what is not installed."""

@@ -59,7 +59,7 @@ def body_of(stock: Endpoint, limits: Limits = LIMITS) -> type[BaseModel]:
 
 
 class _FirstMistake(FailFast):
-    """As a member of a union it has to be hashable."""
+    """Make it hashable, which the member of a union has to be."""
 
     def __hash__(self) -> int:
         return hash(self.fail_fast)

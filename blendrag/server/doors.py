@@ -21,7 +21,7 @@ Render = Callable[[], Awaitable[list[int]]]
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What planning has to know of a request.
+    """The facts of a request that planning has to know.
 
     said: what the client has sent, as messages or text. most: tokens of an answer. plain: why it goes to
     vLLM as it is. render: gives the token ids that vLLM makes of it, and raises what vLLM does if it refuses

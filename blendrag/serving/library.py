@@ -83,7 +83,7 @@ class Library:
         of_texts = self.catalogue, self.contexts, self.tokenizer
         self.texts = Texts(*of_texts, self.session, self.sidecars, root if shared else None)
         self.repeats: Repeats | None = None
-        """What prompts hold again and again, where that is kept."""
+        """The texts that come again in prompts, where they are kept."""
         if repeats_bytes:
             most = min(settings.chunk_tokens, (window or settings.chunk_tokens) // 2)
             self.repeats = Repeats(self.texts, self.tokenizer, repeats_bytes, most)

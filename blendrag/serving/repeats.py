@@ -19,7 +19,7 @@ from blendrag.serving.texts import Texts
 from blendrag.store.catalogue import Kept
 
 OWNERS = owner_of(REPEATED, "")
-"""What the names of their owners begin with."""
+"""The beginning of their owners' names."""
 
 _LEAST_TOKENS = 64  # of a text that a client has marked
 _MOST_TOKENS = 1 << 15

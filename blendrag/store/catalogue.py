@@ -13,20 +13,14 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
-from blendrag.errors import StoreError, StoreMismatchError
-from blendrag.files import sqlite
-from blendrag.store.catalogue_schema import create, mismatch, stored_identity
+from blendrag.store.catalogue_file import CatalogueFile
 from blendrag.store.contexts import Chunk, Ids, State
-from blendrag.store.identity import KVIdentity
 
 _LAST = "CAST(X'FF' AS TEXT)"  # sorts after every character: no UTF-8 has this byte
 
@@ -74,65 +68,11 @@ class Reuse:
     uses: int
 
 
-class Catalogue:
-    """The catalogue of one index. Open it with :meth:`open`. Safe for several threads; every call is one
-    short transaction.
+class Catalogue(CatalogueFile):
+    """The catalogue of one index. Open it with :meth:`open`.
 
     All methods raise StoreError if the file cannot be used, StoreFullError if there is no room for it.
-    ``identity``: the one that it was made with.
     """
-
-    def __init__(self, db: sqlite3.Connection, identity: KVIdentity, root: Path) -> None:
-        self._db, self.identity, self._root = db, identity, root
-        self._lock = threading.Lock()
-
-    @classmethod
-    def open(cls, root: Path, identity: KVIdentity | None) -> Catalogue:
-        """Open or create it, for this user only. Without an identity, open what there is, whatever it was
-        made with.
-
-        Raises StoreMismatchError if the store was made with another identity.
-        """
-        path = root / "catalogue.sqlite"
-        if identity is None and not path.is_file():
-            raise StoreError(f"no index at {str(root)!r}")
-        db = sqlite.connect(path)
-        try:
-            with sqlite.errors_of("the catalogue"), sqlite.transaction(db):
-                if identity is not None:
-                    create(db, identity)
-                stored = stored_identity(db, root)
-            if identity is not None and stored.digest() != identity.digest():
-                raise mismatch(root, stored, identity)
-        except BaseException:
-            db.close()
-            raise
-        return cls(db, stored, root)
-
-    def close(self) -> None:
-        with self._lock:
-            self._db.close()
-
-    @property
-    def dtype(self) -> str | None:
-        """Return the dtype that the KV was computed in; None until the first engine has said so."""
-        rows = self._rows("SELECT value FROM meta WHERE name = 'dtype'")
-        return rows[0][0] if rows else None
-
-    def settle_dtype(self, dtype: str) -> None:
-        """Note the dtype that the engine computes in. An identity may leave it open, but records of two
-        dtypes do not mix.
-
-        Raises StoreMismatchError if an engine with another dtype has written to this store.
-        """
-        with self._transaction() as db:
-            db.execute("INSERT OR IGNORE INTO meta VALUES ('dtype', ?)", (dtype,))
-            (stored,) = db.execute("SELECT value FROM meta WHERE name = 'dtype'").fetchone()
-        if stored != dtype:
-            raise StoreMismatchError(
-                f"the index {str(self._root)!r} was made by an engine that computes in {stored}, not {dtype}:"
-                f" set dtype to {stored}, or ingest into a new folder"
-            )
 
     # -- chunks -------------------------------------------------------------------------------------------
 
@@ -426,20 +366,6 @@ class Catalogue:
             (limit,),
         )
         return [Reuse(*row) for row in rows]
-
-    # -- the file -----------------------------------------------------------------------------------------
-
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._lock, sqlite.errors_of("the catalogue"), sqlite.transaction(self._db):
-            yield self._db
-
-    def _rows(self, query: str, values: Sequence[str | int] | Mapping[str, str] = ()) -> list[Any]:
-        with self._lock, sqlite.errors_of("the catalogue"):
-            return self._db.execute(query, values).fetchall()
-
-    def _keys(self, query: str, values: Sequence[str | int] | Mapping[str, str] = ()) -> list[str]:
-        return [key for (key,) in self._rows(query, values)]
 
     def _select(self, where: str, values: Sequence[str] = ()) -> list[Chunk]:
         rows = self._rows(

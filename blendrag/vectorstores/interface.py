@@ -1,4 +1,4 @@
-"""What a kind of vector store tells: its rows, page by page. And where such a store is."""
+"""The interface of a kind of vector store, which tells its rows page by page, and the address of one."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class VectorStore(ABC):
     """A collection of a vector store, by a client of that store."""
 
     package: ClassVar[str]
-    """What pip installs the client by."""
+    """The name by which pip installs the client."""
     port: ClassVar[int | None] = None
     options: ClassVar[tuple[str, ...]] = ()
     """Names that a URL may have behind its question mark."""

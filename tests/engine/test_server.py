@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psutil
 import pytest
 
@@ -20,7 +19,19 @@ from blendrag.lab.eviction.fit_predictor import train_on_file
 from blendrag.lab.eviction.trace import read_log
 from blendrag.models import DEFAULT_EMBEDDER, DEFAULT_MODEL
 from blendrag.settings import Settings
-from served import CHAT, COMPLETIONS, FILLER, KB, TEXTS, Server, text_of
+from served import (
+    CHAT,
+    COMPLETIONS,
+    FILLER,
+    KB,
+    MESSAGES,
+    RESPONSES,
+    TEXTS,
+    Server,
+    counted,
+    text_of,
+    through,
+)  # fmt: skip
 from word_embedder import write_dialogs
 
 pytestmark = [pytest.mark.own_engine, pytest.mark.xdist_group("server")]
@@ -90,30 +101,6 @@ def test_evidence_is_the_same_in_header_body_and_stream(server: Server) -> None:
 def test_stream_that_did_not_ask_gets_no_chunk_of_ours(server: Server) -> None:
     lines = [line for line in server.ask(stream=True).text.splitlines() if line]
     assert not any("blendrag" in line for line in lines)
-
-
-RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
-
-
-def through(server: Server, path: str, content: Any, **more: Any) -> httpx.Response:
-    """An answer to a user's message."""
-    said = [{"role": "user", "content": content}]
-    body: dict[str, Any] = {"model": DEFAULT_MODEL, "temperature": 0}
-    body |= (
-        {"input": said, "max_output_tokens": 8} if path == RESPONSES else {"messages": said, "max_tokens": 8}
-    )
-    answer = server.client.post(path, json=body | more)
-    assert answer.status_code == 200, answer.text
-    return answer
-
-
-def counted(usage: dict[str, Any]) -> tuple[int, int]:
-    """Tokens of the prompt, and those that were not computed."""
-    if "cache_read_input_tokens" in usage:
-        cached = usage["cache_read_input_tokens"]
-        return usage["input_tokens"] + cached + (usage["cache_creation_input_tokens"] or 0), cached
-    details = usage.get("input_tokens_details") or usage["prompt_tokens_details"]
-    return usage.get("input_tokens") or usage["prompt_tokens"], details["cached_tokens"]
 
 
 @pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])

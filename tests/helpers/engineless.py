@@ -34,6 +34,9 @@ class Renderer:
         )
         return None, [{"prompt_token_ids": ids}]
 
+    async def render_completion(self, request: Any, **_: Any) -> Any:
+        return [{"prompt_token_ids": self._tokenizer(request.prompt).input_ids}]
+
 
 @contextmanager
 def tenants_without_engine(folder: Path, model_dir: Path) -> Iterator[Tenants]:

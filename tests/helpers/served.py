@@ -28,6 +28,7 @@ TEXTS = {
     for n in range(4)
 }
 CHAT, COMPLETIONS, KB = "/v1/chat/completions", "/v1/completions", "/v1/kb/collections/cities"
+RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 
 
 def end_with_parent() -> None:
@@ -122,3 +123,24 @@ class Server:
 def text_of(answer: httpx.Response) -> str:
     assert answer.status_code == 200, answer.text
     return answer.json()["choices"][0]["message"]["content"]
+
+
+def through(server: Server, path: str, content: Any, **more: Any) -> httpx.Response:
+    """An answer to a user's message."""
+    said = [{"role": "user", "content": content}]
+    body: dict[str, Any] = {"model": DEFAULT_MODEL, "temperature": 0}
+    body |= (
+        {"input": said, "max_output_tokens": 8} if path == RESPONSES else {"messages": said, "max_tokens": 8}
+    )
+    answer = server.client.post(path, json=body | more)
+    assert answer.status_code == 200, answer.text
+    return answer
+
+
+def counted(usage: dict[str, Any]) -> tuple[int, int]:
+    """Tokens of the prompt, and those that were not computed."""
+    if "cache_read_input_tokens" in usage:
+        cached = usage["cache_read_input_tokens"]
+        return usage["input_tokens"] + cached + (usage["cache_creation_input_tokens"] or 0), cached
+    details = usage.get("input_tokens_details") or usage["prompt_tokens_details"]
+    return usage.get("input_tokens") or usage["prompt_tokens"], details["cached_tokens"]

@@ -1,4 +1,4 @@
-"""What vLLM's server makes of requests to its routes, before it renders them."""
+"""The prompts that vLLM's server makes of requests to its routes, before it renders them."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class ResponsePrompt:
 
     @property
     def takes_ids(self) -> bool:
-        """Whether vLLM takes token ids in place of this prompt; it does of no gpt-oss, whose prompts it
-        writes itself."""
+        """Return whether vLLM takes token ids in place of this prompt; it does not for gpt-oss, whose
+        prompts it writes itself."""
         return not self._renderer.use_harmony
 
     def messages(self) -> list[Any]:

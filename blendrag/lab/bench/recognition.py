@@ -1,4 +1,4 @@
-"""What is recognised in prompts without a word from anybody, and what recognition takes.
+"""The share of prompts that is recognised without a word from anybody, and what recognition takes.
 
 Applications' prompts are replayed, with documents that come again as popular ones do, and no engine: what it
 would prefill counts as stored at once.

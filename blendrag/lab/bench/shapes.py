@@ -26,7 +26,7 @@ def _asked(found: str, question: str) -> Messages:
 
 
 def _answered(found: str, question: str) -> Messages:
-    """As the answer of a tool. It is a user's here, as templates without tools have it."""
+    """Write it as the answer of a tool: a user's message here, as templates without tools have it."""
     call = json.dumps({"name": "search", "arguments": {"query": question}})
     return [
         {"role": "system", "content": _RULES},

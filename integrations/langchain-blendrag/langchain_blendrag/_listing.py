@@ -1,4 +1,4 @@
-"""How the documents of other packages' vector stores are listed: a line for each class, by its name."""
+"""The listing of documents in other packages' vector stores: a line for each class, by its name."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from langchain_core.runnables import run_in_executor
 from langchain_core.vectorstores import VectorStore
 
 from blendrag import progress_bar, spellings
-from blendrag.errors import BlendragError, ConfigError
+from blendrag.errors import ConfigError, noting
 from langchain_blendrag._ingest import ChunkIngestReport, Notes, identified, token_splitter
 
 if TYPE_CHECKING:
@@ -165,18 +165,18 @@ class WarmingStore(VectorStore):
     ) -> PrefillReport | None:
         if not (self._warms and documents):
             return None
-        with _stored_already("The documents are stored; sync() computes the KV that is missing."):
+        with noting("The documents are stored; sync() computes the KV that is missing."):
             texts, sources = _parts_of(documents)
             return self._collection_of_kv().add(texts, sources=sources, progress=progress or False)
 
     def _forget(self, ids: Iterable[str]) -> None:
         if self._warms:
-            with _stored_already("The documents are removed; sync() releases their KV."):
+            with noting("The documents are removed; sync() releases their KV."):
                 self._collection_of_kv().remove(form for id in ids for form in spellings(id))
 
     def _forget_all(self) -> None:
         if self._warms:
-            with _stored_already("The documents are removed; sync() releases their KV."):
+            with noting("The documents are removed; sync() releases their KV."):
                 self._collection_of_kv().clear()
 
     def _forget_missing(self) -> None:
@@ -199,15 +199,6 @@ def _parts_of(documents: Mapping[str, Document]) -> tuple[dict[str, list[str]], 
     texts = {id: [document.page_content] for id, document in documents.items()}
     sources = {id: document.metadata.get("source") for id, document in documents.items()}
     return texts, {id: str(source) for id, source in sources.items() if source}
-
-
-@contextmanager
-def _stored_already(note: str) -> Iterator[None]:
-    try:
-        yield
-    except BlendragError as error:
-        error.add_note(note)
-        raise
 
 
 def _prefetch(store: WarmingStore, arguments: Mapping[str, Any], found: Any) -> None:

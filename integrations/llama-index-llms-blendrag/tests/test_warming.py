@@ -126,7 +126,7 @@ def test_what_is_added_is_warm_and_what_is_deleted_is_not(
 async def test_asynchronous_methods_do_the_same(plain: BasePydanticVectorStore, llm: BlendLLM) -> None:
     store: Any = warm(plain, llm)
     if type(plain).__bases__[-1].__name__ in ("QdrantVectorStore", "PGVectorStore", "MilvusVectorStore"):
-        pytest.skip("it wants another client for that")
+        pytest.skip("an asynchronous client is a connection of its own, which this store is not given here")
     added = nodes()
     await store.async_add(added)
     assert kept(llm) == texts("One.", "Two.", "Three.")
@@ -150,7 +150,7 @@ def test_store_that_was_full_before_is_warmed_by_sync(plain: BasePydanticVectorS
 
 def test_what_filters_deleted_is_released(plain: BasePydanticVectorStore, llm: BlendLLM) -> None:
     if isinstance(plain, ChromaVectorStore):
-        pytest.skip("it deletes nothing by filters alone")
+        pytest.skip("Chroma's class in LlamaIndex deletes nothing by filters alone")
     store: Any = warm(plain, llm)
     store.add(nodes())
     store.delete_nodes(filters=MetadataFilters(filters=[MetadataFilter(key="page", value="T")]))
@@ -163,7 +163,7 @@ def test_cleared_store_keeps_nothing(plain: BasePydanticVectorStore, llm: BlendL
     try:
         store.clear()
     except NotImplementedError:
-        pytest.skip("it cannot be cleared")
+        pytest.skip("this store's class has no clear()")
     assert not kept(llm)
 
 

@@ -34,6 +34,7 @@ from blendrag.serving.repeats import OWNERS
 from blendrag.serving.session import EngineSession
 from blendrag.settings import Settings
 from engine_facts import FACTS
+from engineless import Renderer
 
 CHAT, COMPLETION = body_of(create_chat_completion), body_of(create_completion)
 TEXT = "The warranty of the battery lasts for eight years or 160,000 kilometres. " * 4
@@ -63,22 +64,6 @@ def begin(tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> I
     yield one
     for each in begun:
         each.library.close()
-
-
-class Renderer:
-    """What vLLM's makes of a request."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-
-    async def render_chat(self, request: Any, **_: Any) -> Any:
-        ids = self._tokenizer.apply_chat_template(
-            request.messages, add_generation_prompt=True, return_dict=False
-        )
-        return None, [{"prompt_token_ids": ids}]
-
-    async def render_completion(self, request: Any, **_: Any) -> Any:
-        return [{"prompt_token_ids": self._tokenizer(request.prompt).input_ids}]
 
 
 def state(blending: Blending) -> Any:

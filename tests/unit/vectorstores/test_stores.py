@@ -80,5 +80,5 @@ def test_wrong_name_is_told_with_the_one_that_may_be_meant(store: Running, serve
 
 def test_url_leads_to_the_store(store: Running, server: Keeping) -> None:
     if store.url is None:
-        pytest.skip("it runs without a server here")
+        pytest.skip("this store is a library here, so no server can be away")
     assert sync(store.url, RemoteChat(server.url).collection("x"), progress=False).added == len(ROWS)

@@ -1,4 +1,4 @@
-"""How the nodes of other packages' vector stores are listed: a line for each class, by its name."""
+"""The listing of nodes in other packages' vector stores: a line for each class, by its name."""
 
 from __future__ import annotations
 

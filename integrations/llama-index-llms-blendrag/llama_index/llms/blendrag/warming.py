@@ -22,7 +22,7 @@ from llama_index.core.vector_stores.types import (
 )
 
 from blendrag import Collection, KeptDocuments, SyncReport, spellings
-from blendrag.errors import BlendragError, ConfigError
+from blendrag.errors import ConfigError, noting
 from llama_index.llms.blendrag.listing import ids_of, nodes_of
 from llama_index.llms.blendrag.nodes import node_texts, sources_by_id, texts_by_id
 
@@ -211,18 +211,18 @@ class WarmKV(_Base):
     def _keep(self, nodes: Sequence[BaseNode]) -> None:
         if nodes and (kept := self._kept()) is not None:
             texts, sources = self._parts_of(nodes)
-            with _stored_already("The vector store has these nodes; sync() computes the KV that is missing."):
+            with noting("The vector store has these nodes; sync() computes the KV that is missing."):
                 kept.add(texts, sources=sources)
 
     def _forget_document(self, ref_doc_id: str) -> None:
         if (kept := self._kept()) is not None:
-            with _stored_already("The nodes are removed; sync() releases their KV."):
+            with noting("The nodes are removed; sync() releases their KV."):
                 kept.remove(name for name in kept.ids() if _document(name) == ref_doc_id)
 
     def _forget_nodes(self, node_ids: Sequence[str] | None, filters: MetadataFilters | None) -> None:
         if (kept := self._kept()) is None:
             return
-        with _stored_already("The nodes are removed; sync() releases their KV."):
+        with noting("The nodes are removed; sync() releases their KV."):
             names = kept.ids()
             if node_ids:
                 gone = {form for id in node_ids for form in spellings(id)}
@@ -240,7 +240,7 @@ class WarmKV(_Base):
 
     def _forget_all(self) -> None:
         if (kept := self._kept()) is not None:
-            with _stored_already("The nodes are removed; sync() releases their KV."):
+            with noting("The nodes are removed; sync() releases their KV."):
                 kept.clear()
 
 
@@ -255,15 +255,6 @@ def _document(name: str) -> str:
 
 def _node(name: str) -> str:
     return name.partition(_BEHIND_DOCUMENT)[2]
-
-
-@contextmanager
-def _stored_already(note: str) -> Iterator[None]:
-    try:
-        yield
-    except BlendragError as error:
-        error.add_note(note)
-        raise
 
 
 def found(llm: BlendLLM | None, result: VectorStoreQueryResult, bare_text: bool) -> VectorStoreQueryResult:
