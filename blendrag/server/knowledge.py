@@ -131,9 +131,9 @@ async def delete(name: Name, request: Request, id: Annotated[list[str] | None, Q
 
     def forget() -> int | None:
         collection = Collection(blending.library, name)
-        if not (before := collection.ids()):
+        going = collection.ids() if id is None else collection.among(id)
+        if not going and (id is None or not collection.ids()):
             return None
-        going = before if id is None else before.intersection(id)
         collection.remove(going)
         return len(going)
 

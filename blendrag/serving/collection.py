@@ -132,6 +132,11 @@ class Collection(KeptDocuments):
         begins = self._owner("")
         return {owner.removeprefix(begins) for owner in self.library.catalogue.owners(begins)}
 
+    def among(self, ids: Iterable[str]) -> set[str]:
+        """Return those of ``ids`` that it has."""
+        owners = {self._owner(id): id for id in ids}
+        return {owners[owner] for owner in self.library.catalogue.owned(owners)}
+
     def remove(self, ids: Iterable[str]) -> None:
         self.library.texts.release([self._owner(id) for id in ids])
 
@@ -145,7 +150,8 @@ class Collection(KeptDocuments):
         owned, parts = self._owned(documents, sources)
         with progress_bar(progress) as bar:
             with self.library.texts.changing.mine():  # what is read here is what is changed
-                known = set(self.library.catalogue.owners(self._owner("")))
+                catalogue = self.library.catalogue
+                known = set(catalogue.owners(self._owner(""))) if only else catalogue.owned(owned)
                 gone = known - owned.keys() if only else set()
                 new = self.library.texts.register(owned, parts)
                 if gone:  # last, so that a text which another document has now keeps its KV

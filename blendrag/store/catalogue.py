@@ -287,6 +287,11 @@ class Catalogue(CatalogueFile):
             found.setdefault(owner, []).append(key)
         return found
 
+    def owned(self, owners: Iterable[str]) -> set[str]:
+        """Return those of ``owners`` that have chunks."""
+        query = f"SELECT DISTINCT owner FROM owners WHERE owner IN {_LISTED}"
+        return set(self._keys(query, (json.dumps(list(owners)),)))
+
     def kept(self, prefix: str) -> list[Kept]:
         """Return the chunks of the owners whose name begins with ``prefix``: those whose KV is not there yet
         first, then the most recently used."""

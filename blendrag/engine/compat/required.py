@@ -9,6 +9,7 @@ from vllm.config import CacheConfig, KVTransferConfig, ModelConfig, ParallelConf
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.forward_context import set_forward_context
 from vllm.model_executor.layers.attention.attention import Attention
+from vllm.model_executor.layers.attention.mla_attention import MLAAttention
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.v1.attention.backend import AttentionBackend, CommonAttentionMetadata
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
@@ -39,6 +40,10 @@ def missing() -> list[str]:
         Attention: (
             "layer_name num_heads num_kv_heads head_size kv_cache kv_cache_dtype attn_type attn_backend impl"
             " sliding_window kv_sharing_target_layer_name"
+        ),
+        MLAAttention: (
+            "num_heads num_kv_heads head_size kv_lora_rank qk_nope_head_dim qk_rope_head_dim kv_cache_dtype"
+            " scale use_sparse sliding_window attn_backend"
         ),
         RequestOutput: "outputs finished kv_transfer_params",
         CompletionOutput: "text token_ids finish_reason logprobs",

@@ -190,6 +190,7 @@ def test_owners_with_a_prefix_are_those_and_no_others(catalogue: Catalogue, pref
     for name in names:
         catalogue.register(name, rows("k"))
     assert set(catalogue.owners(prefix)) == {name for name in names if name.startswith(prefix)}
+    assert catalogue.owned([prefix, "a%", "nobody"]) == names & {prefix}
 
 
 def test_used_chunks_are_listed_last(catalogue: Catalogue) -> None:
