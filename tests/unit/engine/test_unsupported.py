@@ -16,7 +16,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec, SlidingWi
 
 from blendrag.engine.compat.model import unsupported_reason
 
-HEADS, SIZE = 2, 64
+HEADS, SIZE = 3, 64  # as in the config.json of the model that the configurations are made for
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 FULL = FullAttentionSpec(block_size=128, num_kv_heads=HEADS, head_size=SIZE, dtype=torch.float32)
 WINDOW = SlidingWindowSpec(

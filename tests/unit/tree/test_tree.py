@@ -18,7 +18,7 @@ from blendrag.errors import StoreError
 from blendrag.eviction import POLICIES
 from blendrag.eviction.gdsf import GDSF
 from blendrag.files import sqlite as files
-from blendrag.store import catalogue
+from blendrag.store import catalogue_file
 from blendrag.store.identity import KVIdentity
 from blendrag.store.stack import TierSpec
 from blendrag.store.tiers.local import LocalTier
@@ -327,7 +327,7 @@ def test_sound_tree_that_cannot_be_opened_just_now_is_kept(
         db.execute("PRAGMA max_page_count = 1")
         db.execute("CREATE TABLE more (text TEXT)")
 
-    for module, name, broken in ((files, "make_file", too_many), (catalogue, "stored_identity", full)):
+    for module, name, broken in ((files, "make_file", too_many), (catalogue_file, "stored_identity", full)):
         with monkeypatch.context() as patched, pytest.raises(StoreError):
             patched.setattr(module, name, broken)
             Tree.open(tmp_path, IDENTITY)
