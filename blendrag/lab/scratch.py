@@ -203,7 +203,7 @@ def scratch_tree(
     ram = TierSpec(kind="ram", bytes=limit, policy=ram_of(settings).policy)
     tiers = (ram, ram.model_copy(update={"kind": "disk"})) if disk else (ram,)
     with temporary_folder(settings, ram) as folder:
-        tree, _ = Tree.open(folder, tree_identity(identity, engine.facts.blocks))
+        tree, _ = Tree.open(folder, tree_identity(identity, engine.facts.blocks, engine.facts.num_layers))
         with contextlib.closing(tree):
             client = TreeClient.open(engine, folder, tree.identity, tiers)
             try:

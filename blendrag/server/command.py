@@ -160,17 +160,20 @@ def serve_command(
 
     Raises ConfigError for what a server cannot have, and for options that neither blendrag nor vLLM knows.
     """
-    from blendrag.engine.compat.start import unconnected
+    from blendrag.engine.compat.start import fitting_connector
 
     _check(settings, bool(keys))
     args = engine_args(settings, model, SERVING, on_cpu)
-    if reason := unconnected(args):
-        raise ConfigError(f"{settings.model} is not blended ({reason}): use vllm serve")
+    connector, reason = fitting_connector(args, connector_args(settings, sealed=True))
+    if connector is None:
+        raise ConfigError(
+            f"{settings.model} is not blended ({reason}): use vllm serve, or give tiers tree_bytes for"
+            " the exact prefixes of a hybrid model"
+        )
     for name in ("use_tqdm_on_load", "disable_log_stats", "logits_processors"):
         args.pop(name, None)
     if "language_model_only" not in settings.engine_args:
         del args["language_model_only"]  # its clients may send images
-    connector = connector_args(settings, sealed=True)
     args |= {"kv_transfer_config": connector, "enable_prompt_tokens_details": True}
     asked = _checked_options(more, args.keys(), bool(keys)) | args
     args["shutdown_timeout"] = _ENDING_S

@@ -34,9 +34,8 @@ class Wanted:
     token_ids: Sequence[int]
 
 
-Expect = Callable[[Nodes, int, Sequence[int]], bool]
-"""A function that says which nodes of a path, from this one on, are about to be stored
-(:meth:`Prefixes.expect`)."""
+Expect = Callable[[Nodes, Nodes, Sequence[int]], bool]
+"""A function that says which new nodes of a path are about to be stored (:meth:`Prefixes.expect`)."""
 
 
 class Growth:
@@ -120,19 +119,32 @@ class Growth:
         nodes, held = wanted.nodes, self._tree.match(wanted.nodes)
         if held == len(nodes):
             return False
-        key = nodes[held].key
+        coming = self._tree.next(nodes, held, wanted.token_ids)
+        new, kept = coming.new[-1], len(coming.named)
+        key = new.key
         if time.monotonic() < self.refused.get(key, 0.0):
             return False
-        if not self._expect(nodes[: held + 1], held, wanted.token_ids):
+        path = tuple(node for node in nodes if node.end <= new.end)
+        if not self._expect(path, coming.new, wanted.token_ids):
             return False
-        path = tuple((node.key, node.end) for node in nodes[: held + 1])
-        for end in self._slices(nodes[held].start, nodes[held].end):
+        for end in self._slices(coming.new[0].start, new.end):
             if not self._idle():
                 return False
-            last = end == nodes[held].end
-            kept = PrefixPath(self._id, path[: held + last], held, held + last, grows=True)
+            last = end == new.end
+            named = PrefixPath(
+                self._id,
+                coming.named[: kept - (not last)],
+                kept - 1,
+                kept - (not last),
+                grows=True,
+                state=coming.state,
+                kept_state=coming.kept_state if last else "",
+            )
             self._engine.generate(
-                wanted.token_ids[:end], Sampling(max_tokens=1, path=kept), None, self._tree.identity.namespace
+                wanted.token_ids[:end],
+                Sampling(max_tokens=1, path=named),
+                None,
+                self._tree.identity.namespace,
             )
         stored = self._wait(lambda: self._tree.match(nodes) > held, _STORED_S)
         # What nobody knows any more was deleted meanwhile: it may come again.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shutil
 import threading
+import time
 import warnings
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,16 @@ from blendrag.engine.prefixes.trees import TreeClient
 from blendrag.engine.wire.prefixes import PrefixPath
 from blendrag.engine.wire.recipe import Recipe
 from blendrag.errors import BlendragWarning
+from blendrag.progress import Progress
 from blendrag.prompt import PromptPlan
 from blendrag.serving.growth import Growth, Wanted
+from blendrag.serving.prefill import PrefillReport
 from blendrag.settings import Settings
 from blendrag.store.catalogue import Catalogue
+from blendrag.store.contexts import Chunk
 from blendrag.store.identity import KVIdentity
-from blendrag.tree import Nodes, path_of
+from blendrag.tree import Nodes
+from blendrag.tree.states import StateTree
 from blendrag.tree.tree import Tree
 
 _REMEMBERED = 65_536  # nodes that were seen
@@ -32,10 +37,10 @@ def tree_folder(root: Path) -> Path:
     return root / "tree"
 
 
-def tree_identity(identity: KVIdentity, blocks: str) -> KVIdentity:
+def tree_identity(identity: KVIdentity, blocks: str, layers: int) -> KVIdentity:
     """Return what a node's KV depends on besides its tokens. blocks: ``EngineFacts.blocks``, in place of how
-    chunks are kept and prefilled."""
-    return replace(identity, codec="raw", prefix=f"blocks {blocks}")
+    chunks are kept and prefilled. layers: how many have KV."""
+    return replace(identity, codec="raw", prefix=f"blocks {blocks}", num_layers=layers)
 
 
 class Prefixes:
@@ -63,8 +68,8 @@ class Prefixes:
         if not settings.tree_stays:
             shutil.rmtree(folder, ignore_errors=True)
         stack = settings.tree
-        of_blocks = tree_identity(catalogue.identity, engine.facts.blocks)
-        tree, emptied = Tree.open(folder, of_blocks)
+        of_blocks = tree_identity(catalogue.identity, engine.facts.blocks, engine.facts.num_layers)
+        tree, emptied = (StateTree if engine.facts.states else Tree).open(folder, of_blocks)
         if emptied:
             warnings.warn(
                 f"the prefixes in {str(folder)!r} were another engine's (model, namespace, KV cache or"
@@ -94,27 +99,31 @@ class Prefixes:
         Nodes are kept from their second sighting on: of a prompt that is not blended as they are computed, of
         others later, while the engine is idle.
         """
-        nodes = path_of(self.tree.identity, plan.token_ids, plan.spans)
+        nodes = self.tree.path(plan.token_ids, plan.spans)
         if not nodes:
             return None, recipe
         held, seen = self.tree.match(nodes), self._meet(nodes)
+        states = isinstance(self.tree, StateTree)
+        if seen > held and (states or recipe is not None):
+            self.growth.want(Wanted(nodes[:seen], plan.token_ids[: nodes[seen - 1].end]))
+        if states:
+            named = self.tree.held(nodes[:held]) if held else ()
+            path = PrefixPath(self.client.id, named, len(named), len(named), state=nodes[held - 1].key)
+            return (path if named else None), None
         if recipe is not None and held < len(nodes):
-            if seen > held:
-                self.growth.want(Wanted(nodes[:seen], plan.token_ids[: nodes[seen - 1].end]))
             if held and nodes[held - 1].document:
-                head = tuple((node.key, node.end) for node in nodes[:held])
-                recipe = replace(recipe, tree=self.client.id, head=head)
+                recipe = replace(recipe, tree=self.client.id, head=self.tree.held(nodes[:held]))
             return None, recipe
         kept = max(held, seen)
-        if kept > held and not self.expect(nodes[:kept], held, plan.token_ids):
+        if kept > held and not self.expect(nodes[:kept], nodes[held:kept], plan.token_ids):
             kept = held
-        named = tuple((node.key, node.end) for node in nodes[:kept])
+        named = self.tree.held(nodes[:kept])
         return (PrefixPath(self.client.id, named, held, kept) if kept else None), None
 
     def grow(self, plan: PromptPlan) -> int:
         """Grow all of a plan's nodes, if there is room. Returns how many are new. Waits until nothing
         grows."""
-        nodes = path_of(self.tree.identity, plan.token_ids, plan.spans)
+        nodes = self.tree.path(plan.token_ids, plan.spans)
         if not nodes:
             return 0
         held = self.tree.match(nodes)
@@ -123,14 +132,48 @@ class Prefixes:
             self.growth.wait()
         return self.tree.match(nodes) - held
 
-    def expect(self, path: Nodes, first: int, token_ids: Sequence[int]) -> bool:
-        """Note that the path's nodes from the ``first`` on are about to be stored. Returns False, and they
-        are not, if a document of the path has been deleted since its prompt was planned."""
-        self.tree.expect(path[first:], token_ids)
+    def grow_first(
+        self,
+        documents: Sequence[Chunk],
+        before: Sequence[int],
+        room: int,
+        report: PrefillReport,
+        progress: Progress,
+        go_on: Callable[[], None],
+    ) -> None:
+        """Grow each of these documents in first place, behind the tokens ``before``, as long as they take no
+        more than ``room`` bytes: of a hybrid model, for which nothing else is kept of a document. ``go_on``:
+        called before each, to raise what ends it."""
+        if not isinstance(self.tree, StateTree):
+            return
+        progress.total(sum(len(document.token_ids) for document in documents))
+        for document in documents:
+            go_on()
+            ids = (*before, *document.token_ids)
+            nodes = self.tree.path(ids, [(document.key, len(before), len(document.token_ids))])[-1:]
+            if not self.tree.match(nodes):
+                held, begin = self.tree.totals().bytes, time.perf_counter()
+                if held + report.nbytes // max(1, report.chunks) > room:
+                    break
+                self.growth.want(Wanted(nodes, ids))
+                self.growth.wait()
+                grown = self.tree.totals().bytes - held
+                if not self.tree.match(nodes) or grown <= 0:  # others had to leave
+                    break
+                report.chunks += 1
+                report.tokens += len(document.token_ids)
+                report.nbytes += grown
+                report.prefill_s += time.perf_counter() - begin
+            progress.advance(len(document.token_ids))
+
+    def expect(self, path: Nodes, new: Nodes, token_ids: Sequence[int]) -> bool:
+        """Note that these new nodes of a path are about to be stored. Returns False, and they are not, if a
+        document of the path has been deleted since its prompt was planned."""
+        self.tree.expect(new, token_ids)
         documents = {node.document for node in path if node.document}
         # Deleting takes documents from the catalogue first, and nodes that it finds after.
         there = documents == self._catalogue.known(documents)
-        gone = self.tree.prune(path) if there else self.tree.withdraw(path[first:])
+        gone = self.tree.prune(new) if there else self.tree.withdraw(new)
         if gone:
             self.client.delete_later(gone)
         return there

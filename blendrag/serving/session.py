@@ -42,7 +42,7 @@ class EngineSession:
         """Start nothing yet. ``prefix``: the token ids behind which ``identity`` says that chunks are
         prefilled. ``engine``: gives one for these settings, by default the one that the process shares.
         ``shared``: nobody here has the folder locked, so the engine's worker does that."""
-        self._root, self._settings, self._identity = root, settings, identity
+        self._root, self.settings, self._identity = root, settings, identity
         self._start_engine = engine or Engine.shared
         self.prefix, self._shared = list(prefix), shared
         self.stack = settings.stack
@@ -78,7 +78,7 @@ class EngineSession:
                 self._engine.release()
                 self._engine = self._store = None
             if self._engine is None:
-                engine = self._start_engine(self._settings, (progress or SILENT).note)
+                engine = self._start_engine(self.settings, (progress or SILENT).note)
                 try:
                     if engine.blends:
                         profile = self._profile(engine.facts)
@@ -105,19 +105,19 @@ class EngineSession:
 
     def _with_file(self, spec: TierSpec) -> TierSpec:
         """Return the tier with what its policy was fitted to; warns if there is nothing."""
-        policy = with_file(spec.policy, self._settings.cache_dir) if spec.evicts else spec.policy
+        policy = with_file(spec.policy, self.settings.cache_dir) if spec.evicts else spec.policy
         return spec if policy == spec.policy else spec.model_copy(update={"policy": policy})
 
     def _profile(self, facts: EngineFacts) -> Profile | None:
         """Return what `blendrag profile` measured of model and selector here, for the controller. A profile
         that is there and cannot be used is warned of, once. facts: the engine's."""
-        cache_dir, digest = self._settings.cache_dir, profile_digest(self._identity)
+        cache_dir, digest = self.settings.cache_dir, profile_digest(self._identity)
         if not any_profile(cache_dir, digest):
             return None
         found = load_profile(
             cache_dir,
             digest,
-            self._settings.blending.selector,
+            self.settings.blending.selector,
             cpu=cpu(),
             threads=facts.threads,
             device=facts.device,

@@ -10,7 +10,7 @@ from typing import Any
 from blendrag.errors import EngineClosedError
 from blendrag.files.lock import Turns
 from blendrag.progress import Progress
-from blendrag.prompt import Form, encode_document
+from blendrag.prompt import Form, encode_document, shared_prefix
 from blendrag.serving.prefill import INGEST_BATCH_TOKENS, PrefillReport, batches, prefill_pending
 from blendrag.serving.session import EngineSession
 from blendrag.serving.sidecars import Sidecars
@@ -179,14 +179,24 @@ class Texts:
                 return
             engine = self._sidecars.start(progress)
             report.not_blended = engine.facts.reason
-            if (store := self.session.open(progress)) is None:
+            store, window = self.session.open(progress), engine.max_model_len
+            prefixes = None if store else self._sidecars.prefixes
+            if store is None and prefixes is None:
                 return
-            before, window = len(self.session.prefix), engine.max_model_len
-            fitting = [one for one in pending if before + len(one.context) + len(one.token_ids) < window]
+            before = self.session.prefix if store else self._before_documents()
+            fitting = [one for one in pending if len(before) + len(one.context) + len(one.token_ids) < window]
             report.too_long += len(pending) - len(fitting)
-            if fitting:
+            if prefixes is not None:
+                room = max(spec.bytes or 0 for spec in self.session.settings.tree)
+                prefixes.grow_first(fitting, before, room, report, progress, self._check_ingest)
+            elif store is not None and fitting:
                 batch = INGEST_BATCH_TOKENS
                 prefill_pending(fitting, store, batch, report, progress, self._check_ingest)
+
+    def _before_documents(self) -> list[int]:
+        """Return the token ids that a prompt of blendrag's own has before its first document."""
+        settings = self.session.settings
+        return list(shared_prefix(self._tokenizer, settings.system_prompt, settings.separator))
 
     def repair(self, missing: Iterable[str]) -> int:
         """Prefill chunks again whose KV was found missing or damaged, or has to be another, beside prompts.

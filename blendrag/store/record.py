@@ -152,9 +152,13 @@ class Layout:
         if self.header(key, ids, checksums, context) != bytes(first[:begin]):
             raise DamagedError(f"{key}: another record's header, or a changed one")
         # This way no record is larger than its chunk, whoever wrote it.
-        if self.identity.chunk_key(ids, context) != key:
+        if self.key_of(ids, context) != key:
             raise DamagedError(f"{key}: another chunk's tokens")
         return Head(self, key, ids, checksums, context)
+
+    def key_of(self, ids: Sequence[int] | TokenIds, context: str) -> str:
+        """Return the key of the record with these tokens, and this text before them."""
+        return self.identity.chunk_key(ids, context)
 
     def _has_shards(self, rows: int) -> bool:
         """Return whether so many rows make whole shards."""

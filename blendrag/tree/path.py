@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from blendrag.prompt.plan import Span
 from blendrag.store.identity import KVIdentity
+from blendrag.store.record import TokenIds
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,11 @@ def placed(context: str) -> tuple[int, str]:
     if not (colon and start.isascii() and start.isdecimal()) or bool(parent) != (start != "0"):
         raise ValueError(f"{context!r} is no place in a tree")
     return int(start), parent
+
+
+def state_key(identity: KVIdentity, token_ids: Sequence[int] | TokenIds) -> str:
+    """Return the name of a hybrid model's state behind these tokens, wherever the nodes before it end."""
+    return identity.chunk_key(token_ids, "state")
 
 
 def path_of(identity: KVIdentity, token_ids: Sequence[int], documents: Iterable[Span]) -> Nodes:

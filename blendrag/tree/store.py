@@ -17,7 +17,7 @@ from blendrag.store.record import DamagedError, Head, Miss, Record
 from blendrag.store.stack import TierSpec
 from blendrag.store.tiers import Opened, Tier, TierError
 from blendrag.store.tiers.local import LocalTier
-from blendrag.tree.layout import NodeLayout
+from blendrag.tree.layout import NodeBlocks, NodeLayout
 from blendrag.tree.path import placed
 from blendrag.tree.tree import Tree
 
@@ -50,14 +50,13 @@ class NodeStore:
         identity: KVIdentity,
         dtype: str,
         stack: Sequence[TierSpec],
-        block_size: int,
-        block_bytes: int,
+        sizes: NodeBlocks,
     ) -> NodeStore:
         """Open or create the store. Raises the errors of :meth:`KVStore.open`."""
         tree, _ = Tree.open(root, identity)
         parents = tree.parents()
         tree.close()
-        layout = NodeLayout(identity, dtype, block_size, block_bytes)
+        layout = NodeLayout(identity, dtype, sizes)
         kv = KVStore.open(root, identity, dtype, stack, layout=layout, parents=parents)
         for tier in kv.tiers:
             tier.name = f"tree {tier.name}"
@@ -132,7 +131,7 @@ class NodeStore:
             heads = {key: head for key in list(self._parents) if (head := _head(tier, key))}
             for key, head in heads.items():
                 start, parent = placed(head.context)
-                assert self.layout.identity.chunk_key(head.ids, head.context) == key
+                assert self.layout.key_of(head.ids, head.context) == key
                 assert self._parents[key] == parent
                 if parent:
                     assert parent in heads, f"{key} is in {tier.name} without its parent"

@@ -6,14 +6,15 @@ import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 from blendrag.errors import StoreError, StoreMismatchError
 from blendrag.files import sqlite
+from blendrag.prompt.plan import Span
 from blendrag.store.catalogue import Catalogue, Totals
 from blendrag.store.contexts import Chunk
 from blendrag.store.identity import KVIdentity
-from blendrag.tree.path import Node, Nodes
+from blendrag.tree.path import Node, Nodes, path_of
 
 _SPARE = 256  # nodes that are known and not stored, besides as many as are stored
 
@@ -31,6 +32,17 @@ class Row:
         return asdict(self.node) | {"bytes": self.nbytes, "uses": self.uses}
 
 
+class Next(NamedTuple):
+    """The next part of a path to be stored. named: (key, end) of the nodes with its KV, from the root on; the
+    last is new. new: what is to be stored, once for each document that it is of. state, kept_state: the
+    states (of hybrid models) behind the nodes that are stored, and behind the new one."""
+
+    named: tuple[tuple[str, int], ...]
+    new: Nodes
+    state: str = ""
+    kept_state: str = ""
+
+
 class Tree:
     """The tree of exact prefixes that a client knows. Open it with :meth:`open`. Thread-safe."""
 
@@ -39,7 +51,7 @@ class Tree:
         self.identity = catalogue.identity
 
     @classmethod
-    def open(cls, root: Path, identity: KVIdentity) -> tuple[Tree, bool]:
+    def open(cls, root: Path, identity: KVIdentity) -> tuple[Self, bool]:
         """Return the tree in ``root``, and whether it is an empty one in place of another identity's or a
         damaged one. Raises StoreError where none can be opened or made: it may be sound."""
         try:
@@ -57,6 +69,18 @@ class Tree:
 
     def close(self) -> None:
         self._catalogue.close()
+
+    def path(self, token_ids: Sequence[int], documents: Iterable[Span]) -> Nodes:
+        """Return the nodes of a prompt. documents: ascending; may be none."""
+        return path_of(self.identity, token_ids, documents)
+
+    def held(self, path: Nodes) -> tuple[tuple[str, int], ...]:
+        """Return (key, end) of the nodes with the KV of a stored path, from the root on."""
+        return tuple((node.key, node.end) for node in path)
+
+    def next(self, path: Nodes, held: int, token_ids: Sequence[int]) -> Next:
+        """Return what is to be stored next of a path whose first ``held`` nodes are."""
+        return Next(self.held(path[: held + 1]), path[held : held + 1])
 
     def match(self, path: Nodes) -> int:
         """Return how many of the path's first nodes are stored: none counts behind one that is not."""

@@ -19,6 +19,7 @@ from blendrag.engine.wire.recipe import Recipe
 from blendrag.store.identity import KVIdentity
 from blendrag.store.stack import TierSpec
 from blendrag.tree import Nodes, path_of
+from blendrag.tree.layout import NodeBlocks
 from blendrag.tree.store import NodeStore
 from blendrag.tree.tree import Tree
 from tree_tiers import tree_tiers
@@ -246,15 +247,15 @@ def test_many_at_once_get_the_answers_of_one_by_one(rig: Rig) -> None:
             False
         ] * 3
     rig.client.close()
-    store = NodeStore.open(rig.root, rig.identity, "float32", DISK, *_block(rig))
+    store = NodeStore.open(rig.root, rig.identity, "float32", DISK, _blocks(rig))
     store.check_integrity()
     store.close()
     rig.client = TreeClient.open(rig.bench.engine, rig.root, rig.identity, DISK)
 
 
-def _block(rig: Rig) -> tuple[int, int]:
+def _blocks(rig: Rig) -> NodeBlocks:
     size, identity = rig.bench.engine.facts.block_size, rig.identity
-    return size, 2 * identity.num_kv_heads * identity.head_size * size * 4
+    return NodeBlocks(size, 2 * identity.num_kv_heads * identity.head_size * size * 4)
 
 
 # -- over an index ----------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ import torch
 
 from blendrag.store.stack import TierSpec
 from blendrag.tree import Nodes, path_of
+from blendrag.tree.layout import NodeBlocks
 from blendrag.tree.store import NodeStore, StoredNode
 from blendrag.tree.tree import Tree
 from killed import kill_one
@@ -48,7 +49,7 @@ def opened(root: Path, limit: int | None) -> tuple[Tree, NodeStore]:
     tree, emptied = Tree.open(root / "tree", IDENTITY)
     assert not emptied
     stack = [TierSpec(kind="ram", bytes=LIMIT // 3), TierSpec(kind="disk", bytes=limit)]
-    return tree, NodeStore.open(root / "tree", IDENTITY, "bfloat16", stack, BLOCK, BYTES)
+    return tree, NodeStore.open(root / "tree", IDENTITY, "bfloat16", stack, NodeBlocks(BLOCK, BYTES))
 
 
 class Writer:

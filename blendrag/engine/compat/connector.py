@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Self, TypeVar
 
 import torch
-from vllm.distributed.kv_transfer import get_kv_transfer_group
+from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
+from vllm.distributed.kv_transfer.kv_connector.v1 import base
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
     KVConnectorRole,
     KVConnectorWorkerMetadata,
+    SupportsHMA,
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 from vllm.v1.core.sched.output import CachedRequestData
@@ -32,18 +34,21 @@ __all__ = [
     "RequestBlocks",
     "SchedulerRequest",
     "SchedulerStep",
+    "SupportsHMA",
     "Transfer",
     "block_ids_of",
     "least_rows",
     "message_of_workers",
     "own_connector",
+    "transfer_results",
 ]
 
 
-def own_connector(kind: type[Connector]) -> Connector:
-    """Return the worker's connector of this kind, alone or a child of vLLM's ``MultiConnector``."""
-    group = get_kv_transfer_group()
-    return next(one for one in getattr(group, "sub_connectors", [group]) if isinstance(one, kind))
+def own_connector(kind: type[Connector]) -> Connector | None:
+    """Return the worker's connector of this kind, alone or a child of vLLM's ``MultiConnector``, if there is
+    one."""
+    group = get_kv_transfer_group() if has_kv_transfer_group() else None
+    return next((one for one in getattr(group, "sub_connectors", [group]) if isinstance(one, kind)), None)
 
 
 def least_rows() -> int:
@@ -130,16 +135,23 @@ class SchedulerStep:
         return frozenset(self.output.preempted_req_ids or ())
 
     def more_blocks(self) -> Iterator[tuple[str, list[int]]]:
-        """Return the blocks that running requests get besides those they have."""
+        """Return the blocks that running requests get besides those they have, in their one group of
+        layers."""
         cached: CachedRequestData = self.output.scheduled_cached_reqs
         for request_id, new in zip(cached.req_ids, cached.new_block_ids, strict=True):
             if new and request_id not in cached.resumed_req_ids:
                 yield request_id, new[0]
 
 
-def block_ids_of(blocks: Any) -> list[int]:
-    """Return the ids of the blocks (``KVCacheBlocks``) that a request has, in its one group of layers."""
-    return list(blocks.get_block_ids()[0])
+def block_ids_of(blocks: Any, group: int) -> list[int]:
+    """Return the ids of the blocks (``KVCacheBlocks``) that a request has in this group of layers."""
+    return list(blocks.get_block_ids()[group])
+
+
+def transfer_results(arrived: set[str], failed: set[str]) -> Any:
+    """Return the requests whose loads have ended, and those of them without what was to be loaded, as vLLM
+    takes them of connectors of several groups of layers."""
+    return base.KVConnectorTransferResults(finished_recving=arrived, failed_recving=failed)
 
 
 def message_of_workers(connector_output: Any) -> Any:

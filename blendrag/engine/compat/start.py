@@ -12,6 +12,7 @@ from vllm.config import KVTransferConfig, VllmConfig
 from vllm.platforms import current_platform
 
 from blendrag.engine.compat.platform import PLAIN_KV
+from blendrag.engine.compat.states import CAN_FAIL
 from blendrag.errors import ConfigError
 
 
@@ -31,31 +32,35 @@ def no_embeddings_from_clients() -> None:
 
 
 def start_llm(arguments: dict[str, Any], connector: dict[str, Any]) -> Any:
-    """Start an ``AsyncLLM`` and its processes. Blocks until they are ready, or raises vLLM's error. Models
-    that :func:`unconnected` names get no connector."""
+    """Start an ``AsyncLLM`` and its processes. Blocks until they are ready, or raises vLLM's error."""
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
     no_embeddings_from_clients()
     args = AsyncEngineArgs(**arguments)
-    if unconnected(arguments) is None:
-        args.kv_transfer_config = KVTransferConfig(**connector)
+    fitting, _ = fitting_connector(arguments, connector)
+    if fitting is not None:
+        args.kv_transfer_config = KVTransferConfig(**fitting)
     return AsyncLLM.from_engine_args(args)
 
 
-def unconnected(arguments: dict[str, Any]) -> str | None:
-    """Return why vLLM starts the model that these engine arguments name only with a connector that tells
-    groups of layers apart, which ours does not; None if it starts with ours. Such models are not blended."""
+def fitting_connector(
+    arguments: dict[str, Any], connector: dict[str, Any]
+) -> tuple[dict[str, Any] | None, str]:
+    """Return the connector's arguments for the model that these engine arguments name. None, and why, where
+    vLLM starts it only with a connector that tells groups of layers apart, and ours would bring nothing."""
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     model = AsyncEngineArgs(**arguments).create_model_config()
     if model.is_hybrid or model.is_attention_free:
-        return "it keeps a state instead of KV"
+        if model.is_hybrid and CAN_FAIL and connector["kv_connector_extra_config"]["exact"]:
+            return connector | {"kv_connector": "StatesConnector"}, ""
+        return None, "it keeps a state instead of KV"
     text = model.hf_text_config.to_dict()  # attributes that differ by layer raise
     shapes = text.get("per_layer_config") or text.get("global_head_dim")
     if shapes and text.get("num_kv_shared_layers"):
-        return "its layers share KV of several shapes"
-    return None
+        return None, "its layers share KV of several shapes"
+    return connector, ""
 
 
 def server_options(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:

@@ -22,7 +22,6 @@ from blendrag.engine.compat.layer_kv import is_latent, layer_kv
 from blendrag.engine.compat.model import (
     attend,
     attention_metadata,
-    block_format,
     cache_of,
     key_value_of,
     name_of,
@@ -31,6 +30,7 @@ from blendrag.engine.compat.model import (
     scores_of,
     scratch_cache,
 )
+from blendrag.engine.forward.blocks import KVBlocks
 from blendrag.engine.forward.indices import Ints, upload
 from blendrag.engine.forward.page_order import PageOrder
 
@@ -39,18 +39,14 @@ from blendrag.engine.forward.page_order import PageOrder
 Addresses = PagedRows | list[LatentRows] | dict[str, Any]
 
 
-class PagedCache:
-    """The paged cache of a loaded model. A block has the same number in every layer. ``runner``: vLLM's model
-    runner."""
+class PagedCache(KVBlocks):
+    """The paged cache of a loaded model. ``runner``: vLLM's model runner."""
 
     def __init__(self, attentions: Sequence[Any], runner: Any, block_size: int) -> None:
-        self.attentions, self.runner, self.block_size = attentions, runner, block_size
+        super().__init__(attentions, block_size)
+        self.runner = runner
         self.kv = [layer_kv(attention) for attention in attentions]
         self._orders: dict[torch.Size, PageOrder | None] = {}
-
-    @property
-    def device(self) -> torch.device:
-        return cache_of(self.attentions[0]).device
 
     @property
     def by_kernel(self) -> bool:
@@ -87,34 +83,6 @@ class PagedCache:
             self.order(layer) is not None or key_value_of(each, each.kv_cache) is not None
             for layer, each in enumerate(self.attentions)
         )
-
-    @property
-    def block_bytes(self) -> int:
-        """Return the bytes of a block in one layer."""
-        block = cache_of(self.attentions[0])[0]
-        return int(block.numel() * block.element_size())
-
-    @property
-    def format(self) -> str:
-        """Return a name for the format of a block's bytes, so that no other engine takes them for its own.
-        Empty where layers differ in it."""
-        sizes = {cache_of(attention)[0].nbytes for attention in self.attentions}
-        return block_format(self.attentions) if len(sizes) == 1 else ""
-
-    def read_blocks(self, block_ids: Sequence[int]) -> torch.Tensor:
-        """Return the bytes of these blocks as they are, on the CPU: uint8 [layers, blocks * block_bytes]."""
-        at = torch.tensor(block_ids, device=self.device)
-        rows = torch.empty(len(self.attentions), len(block_ids) * self.block_bytes, dtype=torch.uint8)
-        for row, attention in zip(rows, self.attentions, strict=True):
-            row.copy_(cache_of(attention)[at].contiguous().view(torch.uint8).view(-1))
-        return rows
-
-    def write_blocks(self, block_ids: Sequence[int], rows: torch.Tensor) -> None:
-        """Write what :meth:`read_blocks` gave into these blocks, whatever their numbers were."""
-        at = torch.tensor(block_ids, device=self.device)
-        for row, attention in zip(rows, self.attentions, strict=True):
-            cache = cache_of(attention)
-            cache[at] = row.view(cache.dtype).view(len(block_ids), *cache.shape[1:]).to(self.device)
 
     def pages(self, block_ids: Sequence[int], written: int = 0) -> Pages:
         """Return the pages of one request, the first ``written`` tokens of which are there."""

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from blendrag.engine.forward.paged import PagedCache
+from blendrag.engine.forward.blocks import KVBlocks
 from blendrag.engine.forward.slices import Finished
 from blendrag.engine.hooks import Blending, Step, WorkerHook
 from blendrag.engine.jobs import awaited
@@ -24,6 +24,7 @@ from blendrag.errors import StoreError
 from blendrag.store.identity import KVIdentity
 from blendrag.store.stack import TierSpec
 from blendrag.store.tiers import Tier
+from blendrag.tree.layout import NodeBlocks
 from blendrag.tree.store import NodeMissingError, NodeStore, StoredNode
 
 _MOST_WAITING = 1 << 29  # bytes of nodes that wait to be stored, apart from the tiers; others are dropped
@@ -37,7 +38,7 @@ class ExactPrefixes(WorkerHook):
 
     name = "prefixes"
 
-    def __init__(self, cache: PagedCache, dtype: str, writer: Executor, *, owner: bool = True) -> None:
+    def __init__(self, cache: KVBlocks, dtype: str, writer: Executor, *, owner: bool = True) -> None:
         self._cache, self._dtype, self._writer, self._owner = cache, dtype, writer, owner
         self._trees: dict[str, NodeStore] = {}
         self._waiting: dict[Future[bool], int] = {}  # bytes by write
@@ -80,8 +81,10 @@ class ExactPrefixes(WorkerHook):
         if root not in self._trees:
             cache = self._cache
             specs = [TierSpec.model_validate(spec) for spec in stack]
-            kind, size, nbytes = KVIdentity(**identity), cache.block_size, cache.block_bytes
-            self._trees[root] = NodeStore.open(Path(root), kind, self._dtype, specs, size, nbytes)
+            blocks = NodeBlocks(
+                cache.block_size, cache.block_bytes, cache.states.state_bytes if cache.states else 0
+            )
+            self._trees[root] = NodeStore.open(Path(root), KVIdentity(**identity), self._dtype, specs, blocks)
         return root
 
     def close(self) -> None:
@@ -127,6 +130,12 @@ class ExactPrefixes(WorkerHook):
         found = tree.load(nodes[wanted[0] :], use=order.use)
         if order.use:
             tree.used([key for key, _ in order.nodes[: wanted[0]]])
+        if (states := self._cache.states) is not None:
+            if not order.state or not all(order.state_blocks):
+                raise NodeMissingError(f"{order.nodes[-1][0]} has no state, or no block for one")
+            behind_last = order.token_ids[: order.nodes[-1][1]]
+            [(record, _)] = tree.load([(order.state, behind_last)], use=order.use)
+            states.write_state(order.state_blocks, record.rows.flatten())
         first = order.written // self._cache.block_size  # blocks before it are other requests', too
         for at, (record, _) in zip(wanted, found, strict=True):
             blocks = tree.layout.blocks(starts[at], starts[at + 1])
@@ -177,15 +186,19 @@ class ExactPrefixes(WorkerHook):
         block is stored, now or later."""
         size = self._cache.block_size
         for order in orders:
-            used = order.block_ids[: -(-len(order.token_ids) // size)]
-            if not failed.isdisjoint(used):
+            state = self._cache.states if order.start == len(order.token_ids) else None
+            used = order.block_ids if state else order.block_ids[: -(-len(order.token_ids) // size)]
+            if not failed.isdisjoint(used) or (state and not all(used)):
                 self._spoiled.add(order.request_id)
             self._waiting = {one: nbytes for one, nbytes in self._waiting.items() if not one.done()}
             tree, waiting = self._trees.get(order.tree), sum(self._waiting.values())
             if tree is None or order.request_id in self._spoiled or waiting >= _MOST_WAITING:
                 continue
             try:
-                rows = self._cache.read_blocks(used[order.start // size :])
+                if state:
+                    rows = tree.layout.state_rows(state.read_state(used))
+                else:
+                    rows = self._cache.read_blocks(used[order.start // size :])
             except Exception:  # no memory, perhaps: the request goes on
                 _log.exception("a node of an exact prefix could not be copied")
                 self._spoiled.add(order.request_id)

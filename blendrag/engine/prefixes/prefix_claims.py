@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from blendrag.engine.compat.connector import SchedulerStep
+from blendrag.engine.compat.states import StateBlocks
 from blendrag.engine.hooks import Asked, Orders, SchedulerHook
 from blendrag.engine.wire.prefixes import NodeLoad, NodeSave, PrefixPath, read_path
 from blendrag.engine.wire.report import BlendReport
@@ -23,12 +24,12 @@ class _Growing:
 
 
 class PrefixClaims(SchedulerHook):
-    """The claims of requests that are not blended."""
+    """The claims of requests that are not blended. states: the blocks of a hybrid model."""
 
     name = "prefixes"
 
-    def __init__(self, least: int = _LEAST) -> None:
-        self._least = least
+    def __init__(self, least: int = _LEAST, states: StateBlocks | None = None) -> None:
+        self._least, self._states = least, states
         self._growing: dict[str, _Growing] = {}
         self._loads: list[NodeLoad] = []
 
@@ -41,8 +42,15 @@ class PrefixClaims(SchedulerHook):
         path = _path(asked) if asked.plain else None
         if path is None:
             return 0
-        claimed = min(path.held_end, asked.prompt - 1) - computed
+        claimed = self._loaded(asked, path) - computed
         return claimed if claimed >= self._least else 0
+
+    def _loaded(self, asked: Asked, path: PrefixPath) -> int:
+        """Return how many tokens can come from the tree: not all of a prompt. A state is that behind the last
+        node's end, and behind no other token."""
+        if self._states is None:
+            return min(path.held_end, asked.prompt - 1)
+        return path.held_end if path.state and path.held_end < asked.prompt else 0
 
     def allocated(self, asked: Asked, block_ids: list[int], claimed: int) -> None:
         """Note the blocks of a request; ``claimed`` of its tokens are to be loaded. It is called again for a
@@ -63,8 +71,9 @@ class PrefixClaims(SchedulerHook):
             self._growing[asked.id] = _Growing(asked, path, list(block_ids), path.held)
         used = path.held and known is None and not path.grows
         if claimed or used:  # without tokens: a use of what the engine has itself
-            end, written = path.held_end, min(path.held_end, asked.prompt - 1) - claimed
+            end, written = path.held_end, self._loaded(asked, path) - claimed
             nodes, ids = path.nodes[: path.held], asked.ids(end) if claimed else []
+            states = self._states.states(asked.id, end) if self._states and claimed else []
             self._loads.append(
                 NodeLoad(
                     asked.id,
@@ -75,6 +84,8 @@ class PrefixClaims(SchedulerHook):
                     list(block_ids),
                     written,
                     not path.grows,
+                    path.state,
+                    states,
                 )
             )
 
@@ -86,13 +97,19 @@ class PrefixClaims(SchedulerHook):
         """Return the nodes that the step at hand completes."""
         if not self._growing:
             return []
-        for request_id, blocks in step.more_blocks():
+        for request_id, blocks in () if self._states else step.more_blocks():
             if growing := self._growing.get(request_id):
                 growing.block_ids += blocks
         saves: list[NodeSave] = []
         for request_id, tokens in step.tokens.items():
             if growing := self._growing.get(request_id):
-                saves += _completed(growing, growing.asked.computed + tokens)
+                reached = growing.asked.computed + tokens
+                if self._states:
+                    growing.block_ids = self._states.kv(request_id)
+                completed = _completed(growing, reached)
+                saves += completed
+                if self._states and completed and growing.path.nodes[growing.path.kept - 1][1] == reached:
+                    saves.append(_state(growing, self._states.states(request_id, reached)))
         return saves
 
     def orders(self, step: SchedulerStep) -> Orders:
@@ -126,6 +143,14 @@ def _completed(growing: _Growing, tokens: int) -> list[NodeSave]:
         )
         growing.ready += 1
     return saves
+
+
+def _state(growing: _Growing, blocks: list[int]) -> NodeSave:
+    """Return the order for the state behind a request's last kept node."""
+    path = growing.path
+    key, end = path.nodes[path.kept - 1]
+    ids = growing.asked.ids(end)
+    return NodeSave(growing.asked.id, path.tree, path.kept_state, key, end, ids, blocks)
 
 
 def held_tokens(asked: Asked) -> int:

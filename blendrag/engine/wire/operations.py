@@ -14,7 +14,8 @@ class EngineFacts:
 
     reason: why its model cannot be blended; None if it can.
     blocks: the name of the format of its KV blocks, so that no other engine takes them for its own;
-    "" where they are not kept. prefix_caching: whether vLLM has it; it turns it off for some models.
+    "" where they are not kept. prefix_caching: whether vLLM has it; it turns it off for some models. states:
+    whether blocks have states beside KV.
     """
 
     architecture: str
@@ -27,6 +28,7 @@ class EngineFacts:
     num_layers: int = 0
     blocks: str = ""
     prefix_caching: bool = True
+    states: bool = False
 
     def machine(self, model: str) -> Machine:
         """Return the machine that the engine runs on. model: its name as the user gives it."""

@@ -16,7 +16,8 @@ class PrefixPath:
     nodes: (key, end) from the root on; a node begins where the one before it ends. held: how many of the
     first nodes are stored, as far as the client knows: their KV is loaded. kept: nodes [held, kept) are
     stored once the engine has computed them. grows: nobody has asked this prompt: it is a part of one that
-    may be asked. It does not count as a use of its nodes.
+    may be asked. It does not count as a use of its nodes. state, kept_state: of hybrid models, the keys of
+    the states behind the held nodes, which is loaded, and behind the kept ones, which is stored.
     """
 
     tree: str
@@ -24,6 +25,8 @@ class PrefixPath:
     held: int
     kept: int
     grows: bool = False
+    state: str = ""
+    kept_state: str = ""
 
     @property
     def held_end(self) -> int:
@@ -50,7 +53,8 @@ def read_path(params: dict[str, Any] | None, prompt: int) -> PrefixPath | None:
     nodes = tuple((str(key), int(end)) for key, end in fields["nodes"])
     ends = [0, *(end for _, end in nodes)]
     held, kept, grows = int(fields["held"]), int(fields["kept"]), bool(fields.get("grows"))
-    path = PrefixPath(str(fields["tree"]), nodes, held, kept, grows)
+    states = str(fields.get("state", "")), str(fields.get("kept_state", ""))
+    path = PrefixPath(str(fields["tree"]), nodes, held, kept, grows, *states)
     if ends != sorted(set(ends)) or ends[-1] > prompt or not 0 <= path.held <= path.kept <= len(nodes):
         raise ValueError(f"no path through a prompt of {prompt} tokens: {path}")
     return path
@@ -61,7 +65,9 @@ class NodeLoad:
     """An order to load the first nodes of a request's path into its blocks.
 
     token_ids: all up to the last node's end; none: the engine has them already, and they only count as used.
-    written: how many of the first tokens are there. use: whether this counts as a use.
+    written: how many of the first tokens are there. use: whether this counts as a use. state: the key of the
+    state behind the nodes, which goes into ``state_blocks``, one of each group of layers; "" where there are
+    none.
     """
 
     request_id: str
@@ -72,12 +78,14 @@ class NodeLoad:
     block_ids: Sequence[int]
     written: int
     use: bool = True
+    state: str = ""
+    state_blocks: Sequence[int] = ()
 
 
 @dataclass(slots=True)
 class NodeSave:
     """An order to store a node that the step at hand completes. token_ids, block_ids: all that is before its
-    end."""
+    end. A state begins at its end: its blocks are those of the state there, one of each group of layers."""
 
     request_id: str
     tree: str

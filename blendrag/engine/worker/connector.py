@@ -22,11 +22,14 @@ from blendrag.engine.compat.connector import (
     KVConnectorWorkerMetadata,
     RequestBlocks,
     SchedulerStep,
+    SupportsHMA,
     Transfer,
     block_ids_of,
     message_of_workers,
+    transfer_results,
 )
 from blendrag.engine.compat.platform import front_end_in_rust
+from blendrag.engine.compat.states import StateBlocks, StateGroups
 from blendrag.engine.hooks import Asked, SchedulerHook, Step
 from blendrag.engine.prefixes.prefix_claims import PrefixClaims
 from blendrag.engine.prefixes.reordering import ReorderedClaims
@@ -37,7 +40,7 @@ from blendrag.engine.worker.metrics import BlendMetrics, BlendStats, TierMeter, 
 from blendrag.errors import ConfigError
 
 if TYPE_CHECKING:
-    from blendrag.engine.worker.data_plane import DataPlane
+    from blendrag.engine.worker.data_plane import Plane
 
 # The time between two looks at the tiers' statistics, in steps that bring nothing.
 _TIERS_EVERY_S = 1.0
@@ -45,15 +48,14 @@ _TIERS_EVERY_S = 1.0
 _log = logging.getLogger(__name__)
 
 
-def _hooks(transfer: Transfer) -> list[SchedulerHook]:
-    """Return the scheduler's halves of all mechanisms. The first that claims a request's tokens has them."""
+def _hooks(transfer: Transfer, states: StateBlocks | None) -> list[SchedulerHook]:
+    """Return the scheduler's halves of all mechanisms; of a hybrid model, those of exact prefixes. The first
+    that claims a request's tokens has them."""
     window = int(transfer.options.get("reorder_window", 0))
-    return [
-        BlendClaims(transfer.block_size, salted=transfer.prefix_caching),
-        *([ReorderedClaims(window)] if window else []),
-        PrefixClaims(),
-        BlockFreeing(),
-    ]
+    exact = [*([ReorderedClaims(window)] if window else []), PrefixClaims(states=states)]
+    if states:
+        return exact
+    return [BlendClaims(transfer.block_size, salted=transfer.prefix_caching), *exact, BlockFreeing()]
 
 
 @dataclass
@@ -75,6 +77,8 @@ class BlendConnector(KVConnectorBase_V1):
     """The connector that vLLM loads by module path: one instance in the scheduler's process, one in every
     worker."""
 
+    _states: StateBlocks | None = None
+
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         transfer = Transfer.of(vllm_config)
@@ -85,12 +89,12 @@ class BlendConnector(KVConnectorBase_V1):
         if self.options.get("sealed") and not self._secret and role is KVConnectorRole.SCHEDULER:
             raise ConfigError(f"the engine of a server has no {SECRET}: it would take anybody's recipes")
         # scheduler half
-        self._hooks = _hooks(transfer)
+        self._hooks = _hooks(transfer, self._states)
         self._running: set[str] = set()  # requests that the last step computed something for
         self._asked: dict[str, Asked] = {}
         self._tally: Tally = {}
         # worker half
-        self._data_plane: DataPlane | None = None
+        self._data_plane: Plane | None = None
         self._failed_blocks: set[int] = set()
         self._failures = Failures(_log)
         self._arrived: set[str] = set()
@@ -134,7 +138,8 @@ class BlendConnector(KVConnectorBase_V1):
         return 0, False
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        asked, block_ids = self._of(request), block_ids_of(blocks)
+        group = self._states.groups.attention if self._states else 0
+        asked, block_ids = self._of(request), block_ids_of(blocks, group)
         for hook in self._hooks:
             hook.allocated(asked, block_ids, num_external_tokens)
         if num_external_tokens and asked.state != "failed":
@@ -181,7 +186,7 @@ class BlendConnector(KVConnectorBase_V1):
 
     # -- worker half --------------------------------------------------------------------------------------
 
-    def bind(self, data_plane: DataPlane) -> None:
+    def bind(self, data_plane: Plane) -> None:
         """Give the worker half its model. Called once, before the first request."""
         self._data_plane = data_plane
 
@@ -221,13 +226,16 @@ class BlendConnector(KVConnectorBase_V1):
     def _finish(self, order: Any, outcome: BlendReport | Exception | None) -> None:
         if isinstance(outcome, Exception):  # in any case, the engine's own prefill gives the right answer
             self._failures.log(outcome)
-            first = order.written // self._block_size
-            self._failed_blocks.update(order.block_ids[first:])
+            self._fail(order)
             outcome = BlendReport.failed(outcome, order.written)
         if outcome is not None:
             self._reports[order.request_id] = outcome
         if order.token_ids:  # otherwise nobody waits for it
             self._arrived.add(order.request_id)
+
+    def _fail(self, order: Any) -> None:
+        """Note what has to be computed in place of what the order should have brought."""
+        self._failed_blocks.update(order.block_ids[order.written // self._block_size :])
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         """Return None for what was sent, and the requests that were received: those whose blend has ended,
@@ -281,3 +289,34 @@ class BlendConnector(KVConnectorBase_V1):
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
         """Do nothing: chunk KV is never cut from live requests (decision D3); nodes are, of all layers at
         once."""
+
+
+class StatesConnector(BlendConnector, SupportsHMA):
+    """The connector of hybrid models, whose layers are in several groups: they are not blended, and their
+    exact prefixes are kept with the states behind them."""
+
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        groups = StateGroups.of(kv_cache_config)
+        self._states = StateBlocks(groups) if groups else None
+        self._failed: set[str] = set()
+        super().__init__(vllm_config, role, kv_cache_config)
+        if groups is None:  # of other kinds: nothing is claimed
+            self._hooks = []
+
+    def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
+        super().bind_kv_cache_manager(kv_cache_manager)
+        if self._states:
+            self._states.manager = kv_cache_manager
+
+    def request_finished_all_groups(
+        self, request: Any, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        return self.request_finished(request, [])
+
+    def _fail(self, order: Any) -> None:
+        self._failed.add(order.request_id)  # blocks of several groups have no common numbers
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
+        _, arrived = self.get_finished(finished_req_ids)
+        failed, self._failed = self._failed, set()
+        return transfer_results(arrived or set(), failed)

@@ -1,4 +1,4 @@
-"""The data plane: the worker's halves of all mechanisms, and what they share."""
+"""The worker's halves of all mechanisms, and what they share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any, ClassVar
 
 from blendrag.engine.blend.blends import Blends
 from blendrag.engine.budget.compression import Compression
+from blendrag.engine.forward.blocks import KVBlocks
 from blendrag.engine.forward.prompt_forward import LoadedModel
+from blendrag.engine.forward.ranks import ALONE, Ranks
 from blendrag.engine.forward.slices import StepClock
 from blendrag.engine.hooks import Reports, WorkerHook
 from blendrag.engine.ingest.ingest import Ingest
@@ -19,24 +21,19 @@ from blendrag.engine.stores import Stores
 from blendrag.store.tiers import Tier
 
 
-class DataPlane:
-    """The stores of one loaded model, and the mechanisms that use them. Methods run on the worker's own
-    thread, between or inside engine steps, and on all ranks alike."""
+class Plane:
+    """The mechanisms of a worker, and what they share. Methods run on the worker's own thread, between or
+    inside engine steps, and on all ranks alike."""
 
-    blends: ClassVar[type[Blends]] = Blends
-
-    def __init__(self, model: LoadedModel, share: float = 1.0, *, owner: bool = True) -> None:
-        """Serve the model without any store yet. owner: whether this engine stores; of data parallel engines
-        the first one does, and all read."""
-        self.model, self.share, self.owner = model, share, owner
-        self.dtype = str(model.decoder.dtype).removeprefix("torch.")
+    def __init__(self, dtype: str, ranks: Ranks, share: float, *, owner: bool) -> None:
+        """Begin without any. owner: whether this engine stores; of data parallel engines the first one does,
+        and all read."""
+        self.dtype, self.ranks, self.share, self.owner = dtype, ranks, share, owner
         self.clock, self.reports = StepClock(), Reports()
-        self.jobs = Jobs(self.clock, share, model.ranks)
+        self.jobs = Jobs(self.clock, share, ranks)
         self.writer = ThreadPoolExecutor(1, thread_name_prefix="blendrag-writer")
-        self.stores = Stores(model.ranks, self.dtype, owner, self._closing)
+        self.stores = Stores(ranks, dtype, owner, self._closing)
         self.hooks: list[WorkerHook] = []
-        for make in HOOKS:
-            self.hooks.append(make(self))
 
     def operations(self) -> dict[str, Callable[..., Any]]:
         """Return what a client may call by name, with plain data."""
@@ -44,6 +41,10 @@ class DataPlane:
         for hook in self.hooks:
             operations |= hook.operations
         return operations
+
+    def keep_prefixes(self, blocks: KVBlocks) -> WorkerHook:
+        """Return the mechanism that keeps exact prefixes of what is in these blocks."""
+        return ExactPrefixes(blocks, self.dtype, self.writer, owner=self.owner)
 
     def _closing(self, store: str) -> None:
         with ExitStack() as stack:  # one's error keeps no other in the store
@@ -61,13 +62,35 @@ class DataPlane:
     @property
     def tiers(self) -> list[Tier]:
         """Return the tiers of all open stores and trees that count for the engine: the owner's."""
-        if not self.model.ranks.first:
+        if not self.ranks.first:
             return []
         return self.stores.tiers + [tier for hook in self.hooks for tier in hook.tiers]
 
 
+class StatePlane(Plane):
+    """The plane of a hybrid model, which is not blended: its exact prefixes alone."""
+
+    def __init__(self, blocks: KVBlocks, dtype: str, *, owner: bool) -> None:
+        super().__init__(dtype, ALONE, 1.0, owner=owner)
+        self.hooks.append(self.keep_prefixes(blocks))
+
+
+class DataPlane(Plane):
+    """The data plane: the stores of one loaded model, and all mechanisms that use them."""
+
+    blends: ClassVar[type[Blends]] = Blends
+
+    def __init__(self, model: LoadedModel, share: float = 1.0, *, owner: bool = True) -> None:
+        """Serve the model without any store yet."""
+        dtype = str(model.decoder.dtype).removeprefix("torch.")
+        super().__init__(dtype, model.ranks, share, owner=owner)
+        self.model = model
+        for make in HOOKS:
+            self.hooks.append(make(self))
+
+
 HOOKS: Sequence[Callable[[DataPlane], WorkerHook]] = (
-    lambda plane: ExactPrefixes(plane.model.cache, plane.dtype, plane.writer, owner=plane.owner),
+    lambda plane: plane.keep_prefixes(plane.model.cache),
     lambda plane: Compression.of(
         plane.model.decoder, plane.model.cache, plane.model.ranks.size, plane.reports
     ),

@@ -14,13 +14,15 @@ from blendrag.engine.compat.connector import own_connector
 from blendrag.engine.compat.model import LoadedWorker, leave_rows_whole, unsupported_reason
 from blendrag.engine.compat.parallel import tensor_group
 from blendrag.engine.compat.platform import LOGGER, VLLM_VERSION, device_name
+from blendrag.engine.compat.states import HybridLayers
+from blendrag.engine.forward.blocks import KVBlocks
 from blendrag.engine.forward.decoders import make_decoder
 from blendrag.engine.forward.paged import PagedCache
 from blendrag.engine.forward.prompt_forward import LoadedModel
 from blendrag.engine.forward.ranks import ALONE, SeveralRanks
 from blendrag.engine.wire import start_error
-from blendrag.engine.worker.connector import BlendConnector
-from blendrag.engine.worker.data_plane import DataPlane
+from blendrag.engine.worker.connector import BlendConnector, StatesConnector
+from blendrag.engine.worker.data_plane import DataPlane, Plane, StatePlane
 from blendrag.engine.worker.selfcheck import not_apart, unfit_reason
 from blendrag.errors import BlendragError
 
@@ -42,6 +44,7 @@ class BlendWorker:
     blendrag_operations: ClassVar[Mapping[str, Callable[..., Any]]] = {}
     """The functions of the data plane that a client may call besides its operations."""
     blendrag_data_plane: ClassVar[type[DataPlane]] = DataPlane
+    _blendrag: Plane
     model_runner: Any
     vllm_config: Any
 
@@ -68,7 +71,7 @@ class BlendWorker:
             "reason": unsupported_reason(self.vllm_config, self.model_runner, model),
         }
         if facts["reason"]:
-            return facts
+            return facts | self._keep_states(worker)
         ranks = ALONE if size == 1 else SeveralRanks(tensor_group())
         try:
             decoder = make_decoder(model, self.vllm_config)
@@ -79,16 +82,31 @@ class BlendWorker:
         if facts["reason"]:
             return facts
         connector = own_connector(BlendConnector)
+        assert connector is not None, "whoever has the engine started gave it our connector"
         extra = connector.options
         loaded = LoadedModel(decoder, cache, ranks)
         share = float(extra.get("blend_share", 1.0))
-        self._blendrag = self.blendrag_data_plane(loaded, share, owner=worker.first)
-        self._blendrag_operations = self._blendrag.operations() | {
-            name: partial(operation, self._blendrag) for name, operation in self.blendrag_operations.items()
+        plane = self._blendrag = self.blendrag_data_plane(loaded, share, owner=worker.first)
+        self._blendrag_operations = plane.operations() | {
+            name: partial(operation, plane) for name, operation in self.blendrag_operations.items()
         }
-        connector.bind(self._blendrag)
+        connector.bind(plane)
         blocks = cache.format if size == 1 else ""  # a rank's blocks have only some of the heads
         return facts | {"num_layers": decoder.num_layers, "blocks": blocks}
+
+    def _keep_states(self, worker: LoadedWorker) -> dict[str, Any]:
+        """Keep the exact prefixes of a hybrid model. Returns facts; none where they are not kept."""
+        layers, connector = (
+            HybridLayers.of(self.vllm_config, self.model_runner),
+            own_connector(StatesConnector),
+        )
+        if layers is None or connector is None or worker.ranks > 1:
+            return {}
+        blocks = KVBlocks(layers.attentions, worker.block_size, layers)
+        self._blendrag = StatePlane(blocks, worker.dtype, owner=worker.first)
+        self._blendrag_operations = self._blendrag.operations()
+        connector.bind(self._blendrag)
+        return {"num_layers": len(layers.attentions), "blocks": blocks.format, "states": True}
 
     def blendrag_call(self, client: str, number: int, operation: str, *args: Any) -> dict[str, Any]:
         """Run one of the operations. Returns ``{"ok": result}`` or ``{"error": [name, message]}``. A long one

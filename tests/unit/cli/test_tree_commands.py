@@ -13,6 +13,7 @@ from typer.testing import Result
 from blendrag.files.lock import IndexLock
 from blendrag.store.tiers import TierSpec
 from blendrag.tree import path_of
+from blendrag.tree.layout import NodeBlocks
 from blendrag.tree.store import NodeStore, StoredNode
 from blendrag.tree.tree import Tree
 from stores import IDENTITY, A, B, register
@@ -26,7 +27,9 @@ def index(workdir: Path) -> Path:
     root = workdir / "blendrag-index"
     register(root, [A, B])
     tree, _ = Tree.open(root / "tree", IDENTITY)
-    store = NodeStore.open(root / "tree", IDENTITY, "bfloat16", [TierSpec(kind="disk", bytes=1 << 20)], 4, 32)
+    store = NodeStore.open(
+        root / "tree", IDENTITY, "bfloat16", [TierSpec(kind="disk", bytes=1 << 20)], NodeBlocks(4, 32)
+    )
     ids = (7, *A.token_ids, *B.token_ids)
     nodes = path_of(
         IDENTITY, ids, [(A.key, 1, len(A.token_ids)), (B.key, 1 + len(A.token_ids), len(B.token_ids))]

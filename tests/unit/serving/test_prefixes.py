@@ -24,6 +24,7 @@ from blendrag.settings import Settings
 from blendrag.store.catalogue import Catalogue
 from blendrag.store.stack import TierSpec
 from blendrag.tree import path_of
+from blendrag.tree.layout import NodeBlocks
 from blendrag.tree.store import NodeStore, StoredNode
 from blendrag.tree.tree import Tree
 from stores import IDENTITY, A, B, register
@@ -74,7 +75,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
     catalogue = Catalogue.open(tmp_path, IDENTITY)
     tree, _ = Tree.open(tmp_path / "tree", IDENTITY)
     ram = [TierSpec(kind="ram", bytes=1 << 20)]
-    store = NodeStore.open(tmp_path / "tree", IDENTITY, "bfloat16", ram, BLOCK, 32)
+    store = NodeStore.open(tmp_path / "tree", IDENTITY, "bfloat16", ram, NodeBlocks(BLOCK, 32))
     engine: Any = Engine(store)
     prefixes = Prefixes(tree, TreeClient(engine, "tree"), catalogue, sliced=True)
     yield prefixes, engine, catalogue
@@ -149,12 +150,13 @@ def test_document_that_is_deleted_between_plan_and_growth_is_not_stored(rig: Rig
 def test_document_whose_deletion_was_cut_short_leaves_exact_prefixes(tmp_path: Path) -> None:
     """It has left the catalogue, and the tree was not told."""
     register(tmp_path, [A])
-    catalogue, identity = Catalogue.open(tmp_path, IDENTITY), tree_identity(IDENTITY, "blocks")
+    catalogue = Catalogue.open(tmp_path, IDENTITY)
+    identity = tree_identity(IDENTITY, "blocks", IDENTITY.num_layers)
     tree, _ = Tree.open(tmp_path / "tree", identity)
     for planned in (plan(A, B), plan(B, A)):
         tree.expect(path_of(identity, planned.token_ids, planned.spans), planned.token_ids)
     tree.close()
-    facts = SimpleNamespace(blocks="blocks", block_size=BLOCK)
+    facts = SimpleNamespace(blocks="blocks", block_size=BLOCK, num_layers=IDENTITY.num_layers, states=False)
     engine: Any = SimpleNamespace(facts=facts, alone=True, alive=True, call=lambda *_: "tree")
     prefixes = Prefixes.open(tmp_path, Settings.load(tiers=tree_tiers(disk=1 << 20)), catalogue, engine)
     assert prefixes is not None

@@ -22,7 +22,7 @@ from blendrag.store import catalogue_file
 from blendrag.store.identity import KVIdentity
 from blendrag.store.stack import TierSpec
 from blendrag.store.tiers.local import LocalTier
-from blendrag.tree.layout import NodeLayout
+from blendrag.tree.layout import NodeBlocks, NodeLayout
 from blendrag.tree.path import Node, path_of, place, placed
 from blendrag.tree.store import NodeMissingError, NodeStore, StoredNode
 from blendrag.tree.tree import Tree
@@ -62,7 +62,9 @@ class Rig:
 
     def __post_init__(self) -> None:
         self.tree, self.emptied = Tree.open(self.root, self.identity)
-        self.store = NodeStore.open(self.root, self.identity, "bfloat16", self.stack, BLOCK, BYTES)
+        self.store = NodeStore.open(
+            self.root, self.identity, "bfloat16", self.stack, NodeBlocks(BLOCK, BYTES)
+        )
 
     def grow(self, names: Sequence[str], root: tuple[int, ...] = ROOT, *, again: bool = False) -> None:
         """A prompt leaves its nodes behind; again: also those that are there."""
@@ -359,7 +361,7 @@ def test_nodes_that_are_gone_are_forgotten() -> None:
 
 @given(st.text(max_size=12) | st.from_regex(r"\d{1,6}:[0-9a-f]{0,4}", fullmatch=True))
 def test_context_that_no_node_has_is_refused(context: str) -> None:
-    layout = NodeLayout(IDENTITY, "bfloat16", BLOCK, BYTES)
+    layout = NodeLayout(IDENTITY, "bfloat16", NodeBlocks(BLOCK, BYTES))
     try:
         start, parent = placed(context)
     except ValueError:

@@ -1,0 +1,58 @@
+"""The tree of a hybrid model, whose exact prefixes end where a state is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from blendrag.prompt.plan import Span
+from blendrag.tree.path import Node, Nodes, place, state_key
+from blendrag.tree.tree import Next, Tree
+
+
+class StateTree(Tree):
+    """The tree of a model that keeps a state beside KV. A path's nodes are the states behind its documents,
+    by their tokens alone; KV is stored in one node from the last state that is held to the next, over as many
+    documents as that takes. So states are where paths part, and where they end."""
+
+    def path(self, token_ids: Sequence[int], documents: Iterable[Span]) -> Nodes:
+        nodes: list[Node] = []
+        for document, at, length in documents:
+            if not nodes and at:
+                nodes.append(Node(state_key(self.identity, token_ids[:at]), "", 0, at))
+            end = at + length
+            nodes.append(Node(state_key(self.identity, token_ids[:end]), "", at, end, document))
+        return tuple(nodes)
+
+    def match(self, path: Nodes) -> int:
+        """Return how many of the path's first nodes end in the last of its states that is stored."""
+        stored = self._catalogue.ready(node.key for node in path)
+        return next((at for at in range(len(path), 0, -1) if path[at - 1].key in stored), 0)
+
+    def held(self, path: Nodes) -> tuple[tuple[str, int], ...]:
+        """Return the nodes with the KV of a path that ends in a stored state, from the root on; none if there
+        is no state any more."""
+        found: list[tuple[str, int]] = []
+        after = next((entry.after for entry in self._catalogue.entries_of([path[-1].key])), "")
+        while after:
+            entries = self._catalogue.entries_of([after])
+            if not entries:
+                return ()
+            found.append((after, len(entries[0].token_ids)))
+            after = entries[0].after
+        return tuple(reversed(found))
+
+    def next(self, path: Nodes, held: int, token_ids: Sequence[int]) -> Next:
+        before = self.held(path[:held]) if held else ()
+        parent, start = before[-1] if before else ("", 0)
+        end = path[-1].end
+        key = self.identity.chunk_key(token_ids[:end], place(start, parent))
+        documents = [node.document for node in path if node.end > start]
+        new = [Node(key, parent, start, end, document) for document in documents]
+        new.append(Node(path[-1].key, key, end, end, path[-1].document))
+        state = path[held - 1].key if before else ""
+        return Next((*before, (key, end)), tuple(new), state, path[-1].key)
+
+    def expect(self, path: Nodes, token_ids: Sequence[int]) -> None:
+        # A state's key does not say where the nodes before it end, which may be elsewhere than it was.
+        self._release([path[-1].key])
+        super().expect(path, token_ids)
