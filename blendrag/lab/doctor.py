@@ -31,6 +31,7 @@ _PROMPTS = (
 )
 _OPENING = "Some pages from a manual.\n\n"
 _CHUNK_TOKENS = 160
+_QUESTION = 20  # tokens behind a block
 _ONE = Sampling(max_tokens=1, temperature=0.0, logprobs=20)
 
 _COPY = "uv pip install --link-mode copy --reinstall-package llama-index-core llama-index-core"
@@ -93,7 +94,7 @@ def run_doctor(settings: Settings, note: Callable[[str], None] | None = None) ->
         )
         if facts.reason:
             row = Check("the model can be blended", facts.reason, "supported", False)
-            return replace(report, rows=(row,))
+            return replace(report, rows=(row, *(_states(engine, settings) if facts.states else ())))
         tell("checking")
         rows, found = _Check(engine, settings).run()
         attention = tuple(found.attention)
@@ -113,6 +114,28 @@ def linked_data() -> str | None:
     if not linked or find_spec("nltk.pathsec") is None:  # that of a version which looks
         return None
     return f"LlamaIndex's splitter will refuse {folder}, since its files are hard links: run `{_COPY}`"
+
+
+def _states(engine: Engine, settings: Settings) -> list[Check]:
+    """Check a state of a hybrid model: put back at the end of a block, it has to say to the last digit what
+    vLLM's own prefix cache does there, which has states at no other places."""
+    block, tokenizer = engine.facts.block_size, load_tokenizer(engine.model_path)
+    ids = tuple(tokenizer("\n\n".join(topics[name] for name in _PROMPTS[1][0])).input_ids)
+    if not engine.facts.prefix_caching or min(len(ids), engine.max_model_len - 1) < block + _QUESTION:
+        return []
+    prompt = Prompt(ids[: block + _QUESTION], (("", 0, block),))
+    engine.reset_prefix_cache()
+    engine.generate(prompt.token_ids, _ONE)
+    own = engine.generate(prompt.token_ids, _ONE)
+    with scratch_tree(engine, settings) as scratch:
+        scratch.hold([prompt])
+        engine.reset_prefix_cache()
+        restored = engine.generate(prompt.token_ids, replace(_ONE, path=scratch.path(prompt)))
+    row = _at_most(
+        "exact prefix with its state, stored and put back", _largest_change([own], [restored]), 0.0
+    )
+    exact = restored.report.exact if restored.report else 0
+    return [_if(own.prefix_tokens == exact == block, row)]
 
 
 class _Check:

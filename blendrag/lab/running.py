@@ -25,11 +25,12 @@ def lab_engine(settings: Settings, note: Callable[[str], None] | None = None) ->
 
 
 @contextmanager
-def blending_engine(settings: Settings, progress: Progress) -> Iterator[Engine]:
-    """Open an engine that blends. Raises ModelNotSupportedError if this model is not blended, EngineError."""
+def blending_engine(settings: Settings, progress: Progress, *, exact: bool = False) -> Iterator[Engine]:
+    """Open an engine that blends; exact: or at least keeps exact prefixes. Raises ModelNotSupportedError if
+    it does not with this model, EngineError."""
     engine = lab_engine(settings, progress.note)
     try:
-        if not engine.blends:
+        if not (engine.blends or (exact and engine.facts.states)):
             raise ModelNotSupportedError(f"this model is not blended: {engine.facts.reason}")
         yield engine
     finally:

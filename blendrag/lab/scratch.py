@@ -21,7 +21,7 @@ from blendrag.errors import BlendragError, StoreError
 from blendrag.lab.prompts import Prompt
 from blendrag.serving.identity import kv_identity, prefix_ids
 from blendrag.serving.prefill import INGEST_BATCH_TOKENS, batches
-from blendrag.serving.prefixes import tree_identity
+from blendrag.serving.prefixes import tree_identity, tree_kind
 from blendrag.settings import Settings
 from blendrag.store.catalogue import Catalogue
 from blendrag.store.contexts import Chunk, Contexts, Ids
@@ -30,7 +30,7 @@ from blendrag.store.record import Layout, Record
 from blendrag.store.stack import TierSpec
 from blendrag.store.tiers.disk import DiskTier
 from blendrag.store.tiers.interface import Opened, Read
-from blendrag.tree import Nodes, path_of
+from blendrag.tree import Nodes
 from blendrag.tree.tree import Tree
 
 
@@ -162,27 +162,29 @@ class ScratchTree:
     client: TreeClient
     tiers: tuple[TierSpec, ...]
 
-    def path(self, prompt: Prompt, *, held: bool = True) -> PrefixPath:
-        """Return the path of all nodes of a prompt, which are there; or are to be stored when they are
-        computed."""
-        named = tuple((node.key, node.end) for node in self._nodes(prompt))
-        return PrefixPath(self.client.id, named, len(named) if held else 0, len(named))
+    def path(self, prompt: Prompt) -> PrefixPath:
+        """Return the path of all nodes of a prompt, which are there."""
+        nodes = self._nodes(prompt)
+        named = self.tree.held(nodes)
+        return PrefixPath(self.client.id, named, len(named), len(named), state=self.tree.state(nodes))
 
     def hold(self, prompts: Sequence[Prompt]) -> None:
         """Have all nodes of these prompts, and none of other documents. Raises EngineError, StoreError."""
         documents = {key for prompt in prompts for key, _, _ in prompt.spans}
         self.client.delete(self.tree.forget(self.tree.documents() - documents))
         for prompt in prompts:
-            nodes = self._nodes(prompt)
-            if self.tree.match(nodes) < len(nodes):
-                self.tree.expect(nodes, prompt.token_ids)
-                self.client.engine.generate(
-                    prompt.token_ids, Sampling(max_tokens=1, path=self.path(prompt, held=False))
-                )
-        self.client.delete([])  # what is being stored is waited for
+            nodes, ids = self._nodes(prompt), prompt.token_ids
+            while (held := self.tree.match(nodes)) < len(nodes):
+                coming = self.tree.next(nodes, held, ids)
+                self.tree.expect(coming.new, ids)
+                path = self.client.growing(coming)
+                self.client.engine.generate(ids[: coming.new[-1].end], Sampling(max_tokens=1, path=path))
+                self.client.delete([])  # what is being stored is waited for
+                if self.tree.match(nodes) <= held:
+                    raise StoreError("exact prefixes could not be stored: is there too little memory?")
 
     def _nodes(self, prompt: Prompt) -> Nodes:
-        return path_of(self.tree.identity, prompt.token_ids, prompt.spans)
+        return self.tree.path(prompt.token_ids, prompt.spans)
 
     def make_cold(self) -> None:
         """Have RAM forget what disk has, and the system what the files hold."""
@@ -203,7 +205,9 @@ def scratch_tree(
     ram = TierSpec(kind="ram", bytes=limit, policy=ram_of(settings).policy)
     tiers = (ram, ram.model_copy(update={"kind": "disk"})) if disk else (ram,)
     with temporary_folder(settings, ram) as folder:
-        tree, _ = Tree.open(folder, tree_identity(identity, engine.facts.blocks, engine.facts.num_layers))
+        tree, _ = tree_kind(engine.facts).open(
+            folder, tree_identity(identity, engine.facts.blocks, engine.facts.num_layers)
+        )
         with contextlib.closing(tree):
             client = TreeClient.open(engine, folder, tree.identity, tiers)
             try:

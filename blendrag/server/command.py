@@ -166,9 +166,11 @@ def serve_command(
     args = engine_args(settings, model, SERVING, on_cpu)
     connector, reason = fitting_connector(args, connector_args(settings, sealed=True))
     if connector is None:
+        raise ConfigError(f"{settings.model} is not blended ({reason}): use vllm serve")
+    if connector["kv_connector"] == "StatesConnector" and not settings.tree:
         raise ConfigError(
-            f"{settings.model} is not blended ({reason}): use vllm serve, or give tiers tree_bytes for"
-            " the exact prefixes of a hybrid model"
+            f"{settings.model} keeps states beside KV, so only exact prefixes of it can be kept: give a tier"
+            " tree_bytes, or use vllm serve"
         )
     for name in ("use_tqdm_on_load", "disable_log_stats", "logits_processors"):
         args.pop(name, None)

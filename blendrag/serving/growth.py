@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from blendrag.engine.client.generation import Sampling
-from blendrag.engine.client.running import RunningEngine
-from blendrag.engine.wire.prefixes import PrefixPath
+from blendrag.engine.prefixes.trees import TreeClient
 from blendrag.tree import Nodes
 from blendrag.tree.tree import Tree
 
@@ -42,12 +41,10 @@ class Growth:
     """The growing of prefixes, until :meth:`close`. One node at a time, in slices of a few blocks: each is a
     request for one token, which finds the slice before in vLLM's prefix cache."""
 
-    def __init__(
-        self, engine: RunningEngine, tree_id: str, tree: Tree, expect: Expect, *, sliced: bool
-    ) -> None:
+    def __init__(self, client: TreeClient, tree: Tree, expect: Expect, *, sliced: bool) -> None:
         self._expect = expect
-        self._engine, self._id, self._tree = engine, tree_id, tree
-        self._slice = _SLICE_BLOCKS * engine.facts.block_size if sliced else None
+        self._client, self._engine, self._tree = client, client.engine, tree
+        self._slice = _SLICE_BLOCKS * self._engine.facts.block_size if sliced else None
         self._waiting: deque[Wanted] = deque(maxlen=_MOST)
         self._woken, self._closed = threading.Condition(), False
         self.grown = 0
@@ -120,8 +117,7 @@ class Growth:
         if held == len(nodes):
             return False
         coming = self._tree.next(nodes, held, wanted.token_ids)
-        new, kept = coming.new[-1], len(coming.named)
-        key = new.key
+        new, key = coming.new[-1], coming.new[-1].key
         if time.monotonic() < self.refused.get(key, 0.0):
             return False
         path = tuple(node for node in nodes if node.end <= new.end)
@@ -130,16 +126,7 @@ class Growth:
         for end in self._slices(coming.new[0].start, new.end):
             if not self._idle():
                 return False
-            last = end == new.end
-            named = PrefixPath(
-                self._id,
-                coming.named[: kept - (not last)],
-                kept - 1,
-                kept - (not last),
-                grows=True,
-                state=coming.state,
-                kept_state=coming.kept_state if last else "",
-            )
+            named = self._client.growing(coming, stored=end == new.end)
             self._engine.generate(
                 wanted.token_ids[:end],
                 Sampling(max_tokens=1, path=named),
@@ -156,9 +143,10 @@ class Growth:
         return stored
 
     def _slices(self, start: int, end: int) -> Iterator[int]:
-        """Yield where the slices end."""
+        """Yield where the slices end: each a token behind a block, since a hybrid model's state is in vLLM's
+        prefix cache only if something was computed behind it."""
         if self._slice is not None:
-            yield from range((start // self._slice + 1) * self._slice, end, self._slice)
+            yield from range((start // self._slice + 1) * self._slice + 1, end, self._slice)
         yield end
 
     def _idle(self) -> bool:

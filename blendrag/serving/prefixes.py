@@ -14,6 +14,7 @@ from typing import Any
 
 from blendrag.engine.client.running import RunningEngine
 from blendrag.engine.prefixes.trees import TreeClient
+from blendrag.engine.wire.operations import EngineFacts
 from blendrag.engine.wire.prefixes import PrefixPath
 from blendrag.engine.wire.recipe import Recipe
 from blendrag.errors import BlendragWarning
@@ -43,13 +44,18 @@ def tree_identity(identity: KVIdentity, blocks: str, layers: int) -> KVIdentity:
     return replace(identity, codec="raw", prefix=f"blocks {blocks}", num_layers=layers)
 
 
+def tree_kind(facts: EngineFacts) -> type[Tree]:
+    """Return the kind of tree that an engine's exact prefixes are in."""
+    return StateTree if facts.states else Tree
+
+
 class Prefixes:
     """The exact prefixes of a library. Open them with :meth:`open` while an engine runs, close them before it
     ends. Thread-safe."""
 
     def __init__(self, tree: Tree, client: TreeClient, catalogue: Catalogue, *, sliced: bool) -> None:
         self.tree, self.client, self._catalogue = tree, client, catalogue
-        self.growth = Growth(client.engine, client.id, tree, self.expect, sliced=sliced)
+        self.growth = Growth(client, tree, self.expect, sliced=sliced)
         self._seen: OrderedDict[str, None] = OrderedDict()  # nodes of prompts, the latest last
         self._lock = threading.Lock()
         self.failed = 0
@@ -69,7 +75,7 @@ class Prefixes:
             shutil.rmtree(folder, ignore_errors=True)
         stack = settings.tree
         of_blocks = tree_identity(catalogue.identity, engine.facts.blocks, engine.facts.num_layers)
-        tree, emptied = (StateTree if engine.facts.states else Tree).open(folder, of_blocks)
+        tree, emptied = tree_kind(engine.facts).open(folder, of_blocks)
         if emptied:
             warnings.warn(
                 f"the prefixes in {str(folder)!r} were another engine's (model, namespace, KV cache or"
@@ -107,8 +113,10 @@ class Prefixes:
         if seen > held and (states or recipe is not None):
             self.growth.want(Wanted(nodes[:seen], plan.token_ids[: nodes[seen - 1].end]))
         if states:
-            named = self.tree.held(nodes[:held]) if held else ()
-            path = PrefixPath(self.client.id, named, len(named), len(named), state=nodes[held - 1].key)
+            named = self.tree.held(nodes[:held])
+            path = PrefixPath(
+                self.client.id, named, len(named), len(named), state=self.tree.state(nodes[:held])
+            )
             return (path if named else None), None
         if recipe is not None and held < len(nodes):
             if held and nodes[held - 1].document:

@@ -32,7 +32,8 @@ class StateTree(Tree):
         """Return the nodes with the KV of a path that ends in a stored state, from the root on; none if there
         is no state any more."""
         found: list[tuple[str, int]] = []
-        after = next((entry.after for entry in self._catalogue.entries_of([path[-1].key])), "")
+        entries = self._catalogue.entries_of([self.state(path)])
+        after = entries[0].after if entries else ""
         while after:
             entries = self._catalogue.entries_of([after])
             if not entries:
@@ -41,16 +42,18 @@ class StateTree(Tree):
             after = entries[0].after
         return tuple(reversed(found))
 
+    def state(self, path: Nodes) -> str:
+        return path[-1].key if path else ""
+
     def next(self, path: Nodes, held: int, token_ids: Sequence[int]) -> Next:
-        before = self.held(path[:held]) if held else ()
+        before = self.held(path[:held])
         parent, start = before[-1] if before else ("", 0)
         end = path[-1].end
         key = self.identity.chunk_key(token_ids[:end], place(start, parent))
         documents = [node.document for node in path if node.end > start]
         new = [Node(key, parent, start, end, document) for document in documents]
         new.append(Node(path[-1].key, key, end, end, path[-1].document))
-        state = path[held - 1].key if before else ""
-        return Next((*before, (key, end)), tuple(new), state, path[-1].key)
+        return Next((*before, (key, end)), tuple(new), self.state(path[:held]), path[-1].key)
 
     def expect(self, path: Nodes, token_ids: Sequence[int]) -> None:
         # A state's key does not say where the nodes before it end, which may be elsewhere than it was.

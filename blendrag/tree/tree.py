@@ -78,6 +78,10 @@ class Tree:
         """Return (key, end) of the nodes with the KV of a stored path, from the root on."""
         return tuple((node.key, node.end) for node in path)
 
+    def state(self, path: Nodes) -> str:
+        """Return the key of the state behind a stored path; "" where the model keeps none."""
+        return ""
+
     def next(self, path: Nodes, held: int, token_ids: Sequence[int]) -> Next:
         """Return what is to be stored next of a path whose first ``held`` nodes are."""
         return Next(self.held(path[: held + 1]), path[held : held + 1])

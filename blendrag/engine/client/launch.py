@@ -288,7 +288,6 @@ def connector_args(settings: Settings, *, sealed: bool = False) -> dict[str, Any
         "kv_connector_extra_config": {
             "blend_share": settings.blend_share,
             "evicts": settings.kv_budget is not None,
-            "exact": bool(settings.tree),
             "reorder_window": settings.reorder_window,
             "sealed": sealed,
         },

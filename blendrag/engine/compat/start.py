@@ -31,6 +31,10 @@ def no_embeddings_from_clients() -> None:
         VllmConfig._resolve_mm_embedding_inputs = lambda self: None
 
 
+# Arguments beside which a hybrid model's states are in blocks of another kind.
+_WITHOUT_STATES = ("speculative_config", "use_replayssm")
+
+
 def start_llm(arguments: dict[str, Any], connector: dict[str, Any]) -> Any:
     """Start an ``AsyncLLM`` and its processes. Blocks until they are ready, or raises vLLM's error."""
     from vllm.engine.arg_utils import AsyncEngineArgs
@@ -52,9 +56,9 @@ def fitting_connector(
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     model = AsyncEngineArgs(**arguments).create_model_config()
+    if model.is_hybrid and CAN_FAIL and not any(arguments.get(name) for name in _WITHOUT_STATES):
+        return connector | {"kv_connector": "StatesConnector"}, ""
     if model.is_hybrid or model.is_attention_free:
-        if model.is_hybrid and CAN_FAIL and connector["kv_connector_extra_config"]["exact"]:
-            return connector | {"kv_connector": "StatesConnector"}, ""
         return None, "it keeps a state instead of KV"
     text = model.hf_text_config.to_dict()  # attributes that differ by layer raise
     shapes = text.get("per_layer_config") or text.get("global_head_dim")

@@ -120,7 +120,7 @@ class ExactPrefixes(WorkerHook):
         errors."""
         if not order.token_ids:
             if tree := self._trees.get(order.tree):
-                tree.used([key for key, _ in order.nodes])
+                tree.used([*(key for key, _ in order.nodes), *filter(None, [order.state])])
             return None
         tree = self._trees[order.tree]
         begin = time.perf_counter()

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from blendrag.engine.client.running import RunningEngine
+from blendrag.engine.wire.prefixes import PrefixPath
 from blendrag.store.identity import KVIdentity
 from blendrag.store.stack import TierSpec
+from blendrag.tree.tree import Next
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,15 @@ class TreeClient:
         """Open the tree in folder ``root``; opening it again gives the same one."""
         tiers = [spec.plain() for spec in stack]
         return cls(engine, engine.call("open_tree", str(root), asdict(identity), tiers))
+
+    def growing(self, coming: Next, *, stored: bool = True) -> PrefixPath:
+        """Return the path of a request that nobody has asked, for what comes next of a path: up to its end,
+        where it is stored, or to some token before."""
+        before = len(coming.named) - 1
+        kept, state = (before + 1, coming.kept_state) if stored else (before, "")
+        return PrefixPath(
+            self.id, coming.named[:kept], before, kept, grows=True, state=coming.state, kept_state=state
+        )
 
     def close(self) -> None:
         """Wait for what is being stored, and drop what is in RAM."""

@@ -13,7 +13,7 @@ from blendrag.lab.arms import Arm, BlendedPrefill, ExactPrefix, FullPrefill, Pre
 from blendrag.lab.bench.axes import AXES, Axis, Point, Value, tiers_of
 from blendrag.lab.bench.costs import EXACT, CodecCost, IngestCost, measure_codecs, measure_ingest
 from blendrag.lab.experiment import measure
-from blendrag.lab.prompts import QUESTIONS, PromptMaker, Trial, check_prompts
+from blendrag.lab.prompts import QUESTIONS, Prompt, PromptMaker, Trial, check_prompts
 from blendrag.lab.results import Setup
 from blendrag.lab.running import blending_engine
 from blendrag.lab.scratch import ScratchStore, ScratchTree, scratch_store, scratch_tree
@@ -81,7 +81,7 @@ def run_ttft(settings: Settings, options: TtftOptions, progress: Progress) -> Tt
     start = Point(options.chunks, options.chunk_tokens, settings.blending.recompute_ratio, settings.codec)
     axis = AXES[options.axis]
     points = {value: axis.at(start, value) for value in options.values}
-    with blending_engine(settings, progress) as engine, ExitStack() as opened:
+    with blending_engine(settings, progress, exact=options.exact) as engine, ExitStack() as opened:
         maker = PromptMaker.of(engine, settings)
         progress.note("cutting text into chunks")
         most = max(max(point.chunks, point.batch) for point in points.values())
@@ -90,18 +90,21 @@ def run_ttft(settings: Settings, options: TtftOptions, progress: Progress) -> Tt
             for tokens in sorted({point.chunk_tokens for point in points.values()})
             for piece in text_pieces(maker.tokenizer, _POOL * most, tokens, least=most)
         ]
-        cost = measure_ingest(engine, settings, pieces, progress) if options.ingest else None
+        ingest = options.ingest and engine.blends
+        cost = measure_ingest(engine, settings, pieces, progress) if ingest else None
         stores: dict[tuple[str, str], ScratchStore] = {}
         for point in points.values():
             if point.store not in stores:
                 progress.note(f"ingest: {point.codec} in {point.tier}")
                 own = settings.model_copy(update={"codec": point.codec})
                 spec = tiers_of(settings)[point.tier]
-                stores[point.store] = opened.enter_context(scratch_store(engine, own, pieces, spec))
+                stores[point.store] = opened.enter_context(
+                    scratch_store(engine, own, pieces, spec, filled=engine.blends)
+                )
         tree = None
         if options.exact and engine.facts.blocks:
             tree = opened.enter_context(scratch_tree(engine, settings, disk=True))
-        arms, cases = _arms(settings, options, maker, points, stores, tree)
+        arms, cases = _arms(settings, options, maker, points, stores, tree, blended=engine.blends)
         prompts = [trial.prompt for arm in arms.values() for trials in arm.rounds for trial in trials]
         check_prompts(prompts, engine.max_model_len)
         samples = measure(engine, arms, progress)
@@ -133,9 +136,12 @@ def _arms(
     points: Mapping[Value, Point],
     stores: Mapping[tuple[str, str], ScratchStore],
     tree: ScratchTree | None = None,
+    *,
+    blended: bool = True,
 ) -> tuple[dict[ArmKey, Arm], dict[Value, dict[str, ArmKey]]]:
     """Return the arms, and per value which are its own. Points share those that do not depend on what is
-    varied, as full prefill does not depend on the ratio: they are measured once."""
+    varied, as full prefill does not depend on the ratio: they are measured once. blended: whether there are
+    those that blend. Where there are none, prefix caching has seen the documents in this very order."""
     arms: dict[ArmKey, Arm] = {}
     cases: dict[Value, dict[str, ArmKey]] = {}
     for value, point in points.items():
@@ -154,10 +160,19 @@ def _arms(
             "blended": BlendedPrefill(rounds, recipe, cold, point.quality),
         }
         cases[value] = {kind: (arm.name, *point.prompts) for kind, arm in own.items()}
+        if not blended:
+            stored = {}
+            own["prefix"] = PrefixCaching([[_in_order(trial) for trial in trials] for trials in rounds])
         cases[value] |= {kind: (arm.name, *point.prompts, *point.store) for kind, arm in stored.items()}
         for kind, arm in (own | stored).items():
             arms.setdefault(cases[value][kind], arm)
     return arms, cases
+
+
+def _in_order(trial: Trial) -> Trial:
+    """Return the trial with its own prompt, without most of its question, before it."""
+    _, start, length = trial.prompt.spans[-1]
+    return replace(trial, before=Prompt(trial.prompt.token_ids[: start + length + 1], ()))
 
 
 def _rounds(maker: PromptMaker, store: ScratchStore, point: Point, options: TtftOptions) -> list[list[Trial]]:
