@@ -119,7 +119,7 @@ def test_blended_prompt_grows_piece_by_piece_while_the_engine_is_idle(rig: Rig) 
     assert prefixes.growth.waiting == 1 and not engine.asked
     engine.idle = True
     wait(lambda: not prefixes.growth.waiting)
-    assert engine.asked == [3, 8, 11, 16, 19], "nodes end at 3, 11 and 19, slices at multiples of two blocks"
+    assert engine.asked == [3, 9, 11, 17, 19], "nodes end at 3, 11 and 19, slices behind two blocks each"
     path, recipe = prefixes.path(plan(A, B), RECIPE)
     assert recipe is None and path is not None and path.held == 3 and prefixes.growth.grown == 3
 
