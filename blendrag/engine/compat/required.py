@@ -12,16 +12,17 @@ from vllm.model_executor.layers.attention.attention import Attention
 from vllm.model_executor.layers.attention.mla_attention import MLAAttention
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.v1.attention.backend import AttentionBackend, CommonAttentionMetadata
-from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.kv_cache_interface import KVCacheConfig, MambaSpec
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
-from blendrag.engine.compat import connector, head_attention, model, norms, requests, start
+from blendrag.engine.compat import connector, head_attention, model, norms, requests, start, states
 
 # These import the rest: a missing name is an ImportError here, and not later in a worker.
-_PARTS = (connector, head_attention, model, norms, requests, start)
+_PARTS = (connector, head_attention, model, norms, requests, start, states)
 
 
 def missing() -> list[str]:
@@ -54,6 +55,9 @@ def missing() -> list[str]:
         connector.CachedRequestData: "req_ids resumed_req_ids new_block_ids",
         KVCacheBlocks: "get_block_ids",
         KVConnectorOutput: "kv_connector_worker_meta",
+        KVCacheManager: "get_block_ids",
+        MambaSpec: "block_size num_speculative_blocks",
+        KVCacheConfig: "num_blocks kv_cache_groups",
         connector.KVConnectorBase_V1: (
             "get_num_new_matched_tokens update_state_after_alloc build_connector_meta update_connector_output"
             " request_finished start_load_kv wait_for_save get_finished"
