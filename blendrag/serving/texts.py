@@ -179,11 +179,11 @@ class Texts:
                 return
             engine = self._sidecars.start(progress)
             report.not_blended = engine.facts.reason
-            store, window = self.session.open(progress), engine.max_model_len
+            store = self.session.open(progress)
             prefixes = None if store else self._sidecars.prefixes
             if store is None and prefixes is None:
                 return
-            before = self.session.prefix if store else self._before_documents()
+            before, window = self.session.prefix if store else self._before_documents(), engine.max_model_len
             fitting = [one for one in pending if len(before) + len(one.context) + len(one.token_ids) < window]
             report.too_long += len(pending) - len(fitting)
             if prefixes is not None:

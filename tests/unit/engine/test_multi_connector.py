@@ -39,8 +39,11 @@ def test_connector_among_others_is_bound_to_its_model(
     both: dict[KVConnectorRole, Any] = {
         role: MultiConnector(config, role, KVCacheConfig(8, [], [])) for role in KVConnectorRole
     }
+    assert compat.own_connector(BlendConnector) is None, "there is none yet"
+    monkeypatch.setattr(compat, "has_kv_transfer_group", lambda: True)
     monkeypatch.setattr(compat, "get_kv_transfer_group", lambda: both[KVConnectorRole.WORKER])
     ours = compat.own_connector(BlendConnector)
+    assert ours is not None
     assert ours.options["blend_share"] == 0.3
 
     request = SimpleNamespace(
