@@ -25,7 +25,7 @@ help:
 	@echo "             models   many kinds of models; writes the table of docs/models.md (20 minutes)"
 	@echo "             oldest   on the oldest vLLM and other packages that are promised (470 MB once, then a quarter of an hour)"
 	@echo "             newest   what is used of the newest vLLM that is promised is there (340 MB once, then seconds)"
-	@echo "             install  clients in fresh environments: weight, oldest packages, neighbours (200 MB, a few minutes)"
+	@echo "             install  what is published; README from it; clients: weight, oldest packages, neighbours (200 MB, minutes)"
 	@echo "             docs     the manual as a site: its links, that all is in it (40 MB once, then seconds)"
 	@echo "             large    ten minutes of load, 10,000 malformed requests, a million texts, kills (22 minutes)"
 	@echo "make docs    the manual as a site, in build/site"
