@@ -147,7 +147,7 @@ class Answering(ABC):
                     yield piece.answer
 
 
-def said(request: ChatRequest) -> tuple[Messages, str]:
+def history_and_question(request: ChatRequest) -> tuple[Messages, str]:
     """Return the earlier messages of a question's request, and the question."""
     if isinstance(request.messages, str):
         return (), request.messages

@@ -71,7 +71,7 @@ class Replicas:
         for record, tier in zip(records, found_in, strict=True):
             self._promotions.do_if_room(partial(self.promote, record, tier), record.nbytes)
 
-    def beside_promotions(self, work: Callable[[], object]) -> None:
+    def after_promotions(self, work: Callable[[], object]) -> None:
         """Run something else in the background, if there is room."""
         self._promotions.do_if_room(work)
 

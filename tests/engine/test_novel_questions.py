@@ -8,7 +8,7 @@ import pytest
 
 from workbench import Bench
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.nightly]
 
 QUESTIONS, DOCUMENTS = 120, 3
 

@@ -80,7 +80,7 @@ class Workshop:
 
 
 def published(files: Path) -> None:
-    """Check that a wheel's files are those that git has of it, and that all links of its page are absolute."""
+    """Check that a wheel has the files that git has, and that all links of its page are absolute."""
     wheels = sorted(files.glob("*.whl"))
     assert len(wheels) == len(sorted(files.glob("*.tar.gz"))) == len(CLIENTS)
     for path in wheels:
