@@ -91,7 +91,7 @@ docs: setup
 	PYTHONPATH="$(abspath $(SITE)):$$PYTHONPATH" $(BIN)/python -m zensical build --strict
 
 nightly-docs: docs
-	$(BIN)/pytest -m "nightly(part='docs')"
+	$(BIN)/pytest -m "nightly(part='docs')" tests/docs
 
 # In front of the other packages, which are new enough for it. Of tests that start engines of their own, those of
 # asynchronous claims. The functions by which three files lay out caches came later.
