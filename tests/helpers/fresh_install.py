@@ -33,7 +33,7 @@ CLIENTS = {  # what is installed, the framework that it is for, and what of clie
     "llama-index-llms-blendrag": ("llama-index-core>=0.14", ["blendrag", "llama_index"]),
 }
 URL = "https://forge.example/owner/blendrag"
-MOST_MB = 40  # that a client downloads beside its framework
+MAX_MB = 40  # that a client downloads beside its framework
 NEIGHBOURS = ("deepeval>=4", "litellm[proxy]>=1.100", "open-webui>=0.12")
 
 
@@ -147,7 +147,7 @@ def main() -> None:
             shop.pip("install", "--no-index", "--find-links", files[0].parent, package, python=python)
             installed = mb(python.parents[1].rglob("*")) - before
             print(row.format(package, len(files), f"{mb(files):.0f}", f"{beside:.0f}", f"{installed:.0f}"))
-            assert beside <= MOST_MB, package
+            assert beside <= MAX_MB, package
             walk(python, walks)
 
             by_uv = [shop.uv, "pip", "install", "-q", "--find-links", shop.wheels, "--python"]
