@@ -4,13 +4,14 @@ BIN := $(VENV)/bin
 KERNEL := $(VENV)/kernel
 OLDEST := $(VENV)/oldest
 NEWEST := $(VENV)/newest
+SITE := $(VENV)/docs
 # $(VENV) is made without byte code: where none may be written, every process would compile torch and vLLM anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-PARTS := kernel engines ranks models oldest newest install large
+PARTS := kernel engines ranks models oldest newest install docs large
 
 .NOTPARALLEL:
-.PHONY: help setup demo test nightly $(PARTS:%=nightly-%) gpu lint clean
+.PHONY: help setup demo test nightly $(PARTS:%=nightly-%) docs gpu lint clean
 
 help:
 	@echo "make setup   make or update $(VENV) from the lock files (minutes once, then seconds)"
@@ -24,8 +25,10 @@ help:
 	@echo "             models   many kinds of models; writes the table of docs/models.md (20 minutes)"
 	@echo "             oldest   on the oldest vLLM and other packages that are promised (470 MB once, then a quarter of an hour)"
 	@echo "             newest   what is used of the newest vLLM that is promised is there (340 MB once, then seconds)"
-	@echo "             install  clients in fresh environments: weight, oldest packages, neighbours (200 MB, a few minutes)"
+	@echo "             install  what is published; README from it; clients: weight, oldest packages, neighbours (200 MB, minutes)"
+	@echo "             docs     the manual as a site: its links, that all is in it (40 MB once, then seconds)"
 	@echo "             large    ten minutes of load, 10,000 malformed requests, a million texts, kills (22 minutes)"
+	@echo "make docs    the manual as a site, in build/site"
 	@echo "make gpu     on a machine with a GPU: what runs there, with tables (28 minutes; STAGE=... for one stage)"
 	@echo "make lint    lint, type check and the order of packages only"
 	@echo "make clean   remove $(VENV) and every cache folder of the tools"
@@ -53,7 +56,7 @@ test: lint
 
 nightly: $(addprefix nightly-,$(or $(PART),$(PARTS)))
 
-$(KERNEL) $(OLDEST) $(NEWEST): $(VENV)/%: requirements/%.lock
+$(KERNEL) $(OLDEST) $(NEWEST) $(SITE): $(VENV)/%: requirements/%.lock
 	$(BIN)/python -m pip install -qq --no-deps --upgrade --target $@ -r $<
 	@touch $@
 
@@ -65,7 +68,7 @@ nightly-kernel: setup
 		tests/gpu/test_tensors.py
 
 nightly-engines: setup
-	$(PARTED) -m "nightly $(foreach part,ranks models large,and not nightly(part='$(part)'))"
+	$(PARTED) -m "nightly $(foreach part,ranks models docs large,and not nightly(part='$(part)'))"
 
 nightly-ranks nightly-large: nightly-%: setup
 	$(BIN)/pytest -m "nightly(part='$*')"
@@ -80,6 +83,15 @@ nightly-newest: setup
 
 nightly-install: setup
 	@$(BIN)/python tests/helpers/fresh_install.py
+
+docs: setup
+	@$(MAKE) --no-print-directory $(SITE)
+	@mkdir -p build
+	$(BIN)/python -m typer blendrag.cli.app utils docs --name blendrag > build/commands.md
+	PYTHONPATH="$(abspath $(SITE)):$$PYTHONPATH" $(BIN)/python -m zensical build --strict
+
+nightly-docs: docs
+	$(BIN)/pytest -m "nightly(part='docs')" tests/docs
 
 # In front of the other packages, which are new enough for it. Of tests that start engines of their own, those of
 # asynchronous claims. The functions by which three files lay out caches came later.
@@ -99,5 +111,5 @@ gpu:
 	@$(STAGES)
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
 	find blendrag tests integrations -name __pycache__ -type d -prune -exec rm -rf {} +

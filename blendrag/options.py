@@ -41,21 +41,23 @@ class BlendOverrides(BaseModel):
 
     quality: Quality | None = Field(
         default=None,
-        description="fast, balanced or close to full prefill: a selector and a ratio, unless given.",
+        description="How much stored KV is repaired: fast, balanced or close to full prefill.",
     )
     blend: bool | None = Field(
         default=None, description="False prefills every prompt plainly, for comparison."
     )
     selector: str | None = Field(
-        default=None, description="Which cached tokens are recomputed: query, hkvd@0.15:metric=k, ..."
+        default=None, description="Which stored tokens are recomputed: query, hkvd@0.15:metric=k, ..."
     )
-    recompute_ratio: float | None = Field(default=None, description="Share of the cached tokens that are.")
+    recompute_ratio: float | None = Field(
+        default=None, description="Share of the stored tokens that is recomputed: 0, none, to 1, all."
+    )
     kv_budget: int | str | None = Field(
         default=None,
-        description="Tokens of its KV that an answer is decoded from: 512, 512:ada:alpha=0.2, ...",
+        description="Tokens of a prompt's KV that its answer is decoded from: 512, 512:ada:alpha=0.2, ...",
     )
     min_cached_tokens: int | None = Field(
-        default=None, description="Below so many cached tokens, a prompt is prefilled plainly."
+        default=None, description="Prompts with fewer stored tokens are prefilled plainly."
     )
 
 
@@ -122,11 +124,11 @@ def _check_budget(written: object) -> None:
 DEFAULTS = BlendOptions()
 
 
-def spelled_out(said: Mapping[str, Any]) -> dict[str, Any]:
+def spelled_out(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return options with selector and ratio each under its own name: what a quality stands for, where they
-    are not said, and the ratio in ``hkvd@0.15``. Raises ConfigError for two ratios, and for a wrong quality.
+    are not given, and the ratio in ``hkvd@0.15``. Raises ConfigError for two ratios, and for a wrong quality.
     """
-    given = dict(said)
+    given = dict(options)
     if isinstance(selector := given.get("selector"), str):
         choice = Choice.read(selector)
         if choice.at is not None:
@@ -142,8 +144,8 @@ def spelled_out(said: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def resolved(said: Mapping[str, Any], base: BlendOptions = DEFAULTS) -> BlendOptions:
-    """Return options, changed as ``said`` says. None is not said. Raises ConfigError."""
-    given = spelled_out(said)
+def resolved(options: Mapping[str, Any], base: BlendOptions = DEFAULTS) -> BlendOptions:
+    """Return ``base`` with those of ``options`` that are not None. Raises ConfigError."""
+    given = spelled_out(options)
     names = (field.name for field in fields(BlendOptions))
     return replace(base, **{name: given[name] for name in names if given.get(name) is not None})

@@ -53,7 +53,7 @@ DEFAULT_SYSTEM_PROMPT = "Answer the question from the documents. If they do not 
 
 
 class Settings(BlendOverrides, BaseSettings):
-    """All settings; those of blending are inherited, and None unless given: :attr:`blending` knows them all.
+    """The settings; those of blending are inherited, and None unless given: :attr:`blending` knows them all.
 
     Sizes are in bytes unless the name says otherwise.
     """
@@ -65,7 +65,9 @@ class Settings(BlendOverrides, BaseSettings):
     lora: str | None = Field(
         None, description="Folder or hub id of a LoRA adapter that is merged into the model's weights."
     )
-    dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
+        "auto", description="Numbers that the model computes with; `auto`: its own."
+    )
     max_model_len: int | None = Field(None, ge=16, description="Context window in tokens.")
     kv_cache_gib: int = Field(2, ge=1, description="vLLM's paged KV cache on CPU, in GiB.")
     engine_args: dict[str, JsonValue] = Field({}, description="vLLM's engine arguments, by vLLM's names.")
@@ -79,16 +81,22 @@ class Settings(BlendOverrides, BaseSettings):
         description="How tool calls are told from answers: a tool parser of vLLM's, `none`, or `auto`, which"
         " goes by the model's chat template.",
     )
-    cache_dir: Path = Field(default_factory=lambda: _cache_path())
+    cache_dir: Path = Field(
+        default_factory=lambda: _cache_path(),
+        description="Folder of the unpacked default model, of KV without an index, and of the engine's log.",
+    )
 
     # Blending, for all requests
     blend_share: float = Field(
-        0.4, gt=0.0, le=1.0, description="Share of a step for blending while others decode; 1: no limit."
+        0.4,
+        gt=0.0,
+        le=1.0,
+        description="Share of the time for blending beside running answers; 1: no limit.",
     )
 
     # Ingest
     chunk_tokens: int = Field(512, ge=8, description="Chunk size in the model's own tokens.")
-    chunk_overlap: int = Field(0, ge=0)
+    chunk_overlap: int = Field(0, ge=0, description="Tokens that neighbouring chunks share.")
     embedder: str = Field(DEFAULT_EMBEDDER, description="Packaged default or a sentence-transformers model.")
     shared_prefix: SharedPrefix = Field(
         "start",
@@ -108,9 +116,9 @@ class Settings(BlendOverrides, BaseSettings):
     )
     order: str = Field(
         "retrieved",
-        description="Of documents in a prompt: as they are `retrieved`, or `tree`, those first whose exact"
-        " prefix is in the tree. With `:window=8`, waiting requests that are not blended begin in the order"
-        " of what is cached of them, and each is overtaken 8 times at most.",
+        description="Order of documents in a prompt: as they are `retrieved`, or `tree`, those first whose"
+        " exact prefix is in the tree. With `:window=8`, waiting requests that are not blended begin in the"
+        " order of what is cached of them, and each is overtaken 8 times at most.",
     )
     outcome_log: bool = Field(
         False, description="Keep what became of conversations and chunks, to learn from and to replay."
@@ -122,7 +130,7 @@ class Settings(BlendOverrides, BaseSettings):
 
     # Asking
     similarity_top_k: int = Field(6, ge=1, description="Chunks put into the prompt.")
-    system_prompt: str = DEFAULT_SYSTEM_PROMPT
+    system_prompt: str = Field(DEFAULT_SYSTEM_PROMPT, description="The system message.")
     separator: str = Field("\n\n", description="Text between documents in the prompt.")
     chat_template_kwargs: dict[str, Any] = Field(
         {}, description="Variables of the model's chat template, such as `enable_thinking`."
@@ -130,7 +138,7 @@ class Settings(BlendOverrides, BaseSettings):
     max_tokens: int | None = Field(
         None, ge=1, description="Longest answer, thinking included; None: the rest of the window."
     )
-    temperature: float = Field(0.0, ge=0.0)
+    temperature: float = Field(0.0, ge=0.0, description="Randomness of sampling; 0 is greedy.")
 
     @field_validator("*")
     @classmethod

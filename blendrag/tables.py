@@ -11,7 +11,7 @@ from rich.table import Table
 
 from blendrag.errors import ConfigError
 
-_MOST_TABLES = 9  # of a command
+_MAX_TABLES = 9  # of a command
 
 
 def table_with(first: str, *columns: str, title: str = "") -> Table:
@@ -69,7 +69,7 @@ class Page(RenderHook):
             text = self._path.read_text(encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"--paste {self._path}: {error.strerror}") from error
-        places = [self._markers(number) for number in range(1, _MOST_TABLES + 1)]
+        places = [self._markers(number) for number in range(1, _MAX_TABLES + 1)]
         if not any(begin in text and end in text for begin, end in places):
             begin, end = places[0]
             raise ConfigError(f"--paste {self._path}: there is no {begin} with its {end} in it")

@@ -12,9 +12,9 @@ from blendrag.errors import ConfigError
 
 # Few answers have fewer characters to a token.
 _CHARACTERS_PER_TOKEN = 2
-_LEAST_CHARACTERS = 16
+_MIN_CHARACTERS = 16
 _TOKENS_PER_LEVEL = 32
-_MOST_LEVELS = 8
+_MAX_LEVELS = 8
 _LONGEST_TOKENS = 1 << 17
 _DECIDED = ("maxLength", "enum", "const", "pattern", "format")
 
@@ -209,12 +209,12 @@ def with_room(schema: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
     ]
     share = _CHARACTERS_PER_TOKEN * max_tokens // max(1, len(strings))
     for string in strings:
-        string["maxLength"] = max(_LEAST_CHARACTERS, share, string.get("minLength", 0))
+        string["maxLength"] = max(_MIN_CHARACTERS, share, string.get("minLength", 0))
     return roomy
 
 
 def _levels(max_tokens: int) -> int:
-    return max(1, min(_MOST_LEVELS, max_tokens // _TOKENS_PER_LEVEL))
+    return max(1, min(_MAX_LEVELS, max_tokens // _TOKENS_PER_LEVEL))
 
 
 def _unrolled(schema: dict[str, Any], levels: int) -> dict[str, Any]:

@@ -24,7 +24,9 @@ _LONGEST_TOKENS = 1024
 def ask(
     question: Annotated[
         str | None,
-        typer.Argument(help="In quotes; without one, several in a row are read.", show_default=False),
+        typer.Argument(
+            help="The question, in quotes; without one, several are read in a row.", show_default=False
+        ),
     ] = None,
     index: options.Index = options.DEFAULT_INDEX,
     model: options.Model = None,

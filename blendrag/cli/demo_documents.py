@@ -14,7 +14,7 @@ from blendrag.lab.texts import description, licences, package_names
 # Together they stay near 60,000 tokens: a minute or two of prefill on two cores. A project's documentation
 # grows, so only its beginnings are read, which tell what each document is about.
 _TOTAL_CHARACTERS = 200_000
-_MOST_CHARACTERS = 6_000
+_MAX_CHARACTERS = 6_000
 _MOST_OF_THE_PROJECT = 2_500
 _FEWEST_CHARACTERS = 600
 _LICENCES = 8
@@ -70,7 +70,7 @@ def _licences(names: list[str]) -> Iterator[Document]:
             return
 
 
-def _cut(text: str, most: int = _MOST_CHARACTERS) -> str:
+def _cut(text: str, most: int = _MAX_CHARACTERS) -> str:
     """Return the beginning of a long text, up to the end of a paragraph."""
     if len(text) <= most:
         return text

@@ -29,9 +29,7 @@ def ingest(
     model: options.Model = None,
     questions: Annotated[
         Path | None,
-        typer.Option(
-            help="What will be asked, a question per line: have their exact prefixes on disk.", metavar="FILE"
-        ),
+        typer.Option(help="Questions, one a line, whose exact prefixes are to be on disk.", metavar="FILE"),
     ] = None,
     server: options.Servers = None,
     api_key: options.ApiKey = None,

@@ -57,7 +57,7 @@ Servers = Annotated[
 ]
 ApiKey = Annotated[
     str | None,
-    typer.Option("--api-key", envvar=API_KEY, help="Of the server.", metavar="KEY", show_default=False),
+    typer.Option("--api-key", envvar=API_KEY, help="Key of the server.", metavar="KEY", show_default=False),
 ]
 
 # Of what measures
@@ -70,4 +70,4 @@ ChunkTokens = Annotated[int, typer.Option(min=8, help="Tokens in a chunk.")]
 Ratios = Annotated[
     str | None, typer.Option(help="Recompute ratios, with commas between them.", metavar="A,B,...")
 ]
-Seed = Annotated[int, typer.Option(help="Of every random choice.")]
+Seed = Annotated[int, typer.Option(help="Seed of every random choice.")]

@@ -31,7 +31,9 @@ def sync(
     model: options.Model = None,
     name: Annotated[
         str | None,
-        typer.Option(help="Of the collection that follows the store; by default, the URL.", metavar="NAME"),
+        typer.Option(
+            help="Name of the collection that follows the store; by default, the URL.", metavar="NAME"
+        ),
     ] = None,
     text_field: Annotated[
         str | None,

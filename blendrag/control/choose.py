@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from blendrag.control.estimate import Estimator
 
 _ABOVE_ZERO = 1e-9  # from here on T_recompute is linear in the ratio
-LEAST_RATIO = 0.15  # r*: the paper's least ratio without a loss in quality (section 5.1, figure 16)
+MIN_RATIO = 0.15  # r*: the paper's least ratio without a loss in quality (section 5.1, figure 16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +44,7 @@ class TierChoice:
     why: str
 
 
-def ratio_for(
-    estimate: Estimator, load_s: float, cached: int, fresh: int, least: float = LEAST_RATIO
-) -> float:
+def ratio_for(estimate: Estimator, load_s: float, cached: int, fresh: int, least: float = MIN_RATIO) -> float:
     """Return the ratio of mode A, with T_recompute = T_load, at least ``least`` and at most 1 (row CB-14).
 
     With a higher one the request would wait; with a lower one the processor would wait for the tier. A
@@ -96,7 +94,7 @@ class Controller:
     microseconds."""
 
     estimate: Estimator
-    least_ratio: float = LEAST_RATIO
+    least_ratio: float = MIN_RATIO
 
     def decide(self, chunks: Sequence[ChunkCost], fresh_tokens: int, ratio: float | None) -> Decision:
         """Decide by mode C: load those chunks with which the estimate is least; none if plain prefill is the

@@ -11,7 +11,7 @@ from blendrag.eviction.hazard import Features, Hazard, History
 from blendrag.eviction.interface import EvictionPolicy, MayLeave, Use, anything, register_policy
 from blendrag.eviction.ranks import RankedChunks
 
-_LEAST_REMEMBERED, _TIMES = 4096, 4  # counted chunks: the larger of this, and so many times the held
+_MIN_REMEMBERED, _TIMES = 4096, 4  # counted chunks: the larger of this, and so many times the held
 _UNTAUGHT = b"\0"  # everything on one level: the order of LRU
 _KEYS = 2048  # keys that each trial cache holds, at most
 _MEMORY = 2000.0  # uses of sampled keys, after which a hit counts 1/e
@@ -34,7 +34,7 @@ class LPCPlus(EvictionPolicy):
     def __init__(self, hazard: Hazard | None = None) -> None:
         ages = hazard.ages if hazard else (0.0,)
         self._hazard = hazard
-        self._history = History(_LEAST_REMEMBERED)
+        self._history = History(_MIN_REMEMBERED)
         self._features: dict[str, Features] = {}  # of the last use of each chunk that is held
         self._ranks = RankedChunks(ages)
         self._guard = _Guard(ages)
@@ -53,7 +53,7 @@ class LPCPlus(EvictionPolicy):
 
     def added(self, key: str, size: int, use: Use) -> None:
         self._use(key, size, use)
-        self._history.most = max(_LEAST_REMEMBERED, _TIMES * len(self._features))
+        self._history.most = max(_MIN_REMEMBERED, _TIMES * len(self._features))
 
     def used(self, key: str, use: Use) -> None:
         size = self._ranks.size_of(key)

@@ -83,13 +83,13 @@ def without_documents(messages: Messages, documents: Iterable[str]) -> list[dict
     """
     longest_first = sorted({document for document in documents if document}, key=len, reverse=True)
 
-    def said(text: str) -> str:
+    def cleaned(text: str) -> str:
         for document in longest_first:
             text = text.replace(document, " ")
         return " ".join(text.split())
 
     return [
-        {"role": message.get("role"), "content": said("\n".join(_parts(message["content"])))}
+        {"role": message.get("role"), "content": cleaned("\n".join(_parts(message["content"])))}
         for message in messages
         if message.get("content") is not None
     ]

@@ -17,7 +17,7 @@ from blendrag.index.vectors import VectorStore
 from blendrag.prompt import Messages
 from blendrag.settings import Settings
 
-_LEAST_ANSWER_TOKENS = 32  # an answer worth reading: the window must leave room for it
+_MIN_ANSWER_TOKENS = 32  # an answer worth reading: the window must leave room for it
 
 
 class AskOptions(RequestOptions, total=False):
@@ -94,7 +94,7 @@ class Answering(ABC):
             one = replace(self._asking(request, found, left_out), sources=tuple(found))
             with contextlib.suppress(PromptTooLongError):
                 room = window - self._chat.count_tokens(one)
-                if room >= _LEAST_ANSWER_TOKENS:
+                if room >= _MIN_ANSWER_TOKENS:
                     return one.within(room)  # servers refuse to be asked for more
             left_out.append(found.pop())
         raise PromptTooLongError(
@@ -147,7 +147,7 @@ class Answering(ABC):
                     yield piece.answer
 
 
-def said(request: ChatRequest) -> tuple[Messages, str]:
+def history_and_question(request: ChatRequest) -> tuple[Messages, str]:
     """Return the earlier messages of a question's request, and the question."""
     if isinstance(request.messages, str):
         return (), request.messages

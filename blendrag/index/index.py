@@ -13,7 +13,7 @@ from blendrag.chat.request import ChatRequest, Source
 from blendrag.embedder import Embedder
 from blendrag.engine.client.requirement import require_vllm
 from blendrag.errors import ConfigError, EmptyIndexError
-from blendrag.index.answering import Answering, said
+from blendrag.index.answering import Answering, history_and_question
 from blendrag.index.ingest import LEAVING, Chunking, DocumentPipeline, IngestReport
 from blendrag.index.ledger import Ledger
 from blendrag.index.loaders import Item
@@ -155,7 +155,7 @@ class BlendIndex(Answering):
         self, request: ChatRequest, found: Sequence[Source], left_out: Sequence[Source]
     ) -> ChatRequest:
         library, s = self._library, self.settings
-        history, question = said(request)
+        history, question = history_and_question(request)
         chunks = {
             one.key: one for one in library.catalogue.entries_of(hit.key for hit in [*found, *left_out])
         }

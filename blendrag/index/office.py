@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from pptx.slide import Slide
 
 MAX_UNPACKED_BYTES = 100 << 20
-_MOST_TAGS = 1_000_000  # tags of a Word document: each costs up to a kilobyte and a tenth of a millisecond
-_MOST_CELLS = 50_000_000  # cells that a sheet's rows reach over: so many filled ones would unpack to more
+_MAX_TAGS = 1_000_000  # tags of a Word document: each costs up to a kilobyte and a tenth of a millisecond
+_MAX_CELLS = 50_000_000  # cells that a sheet's rows reach over: so many filled ones would unpack to more
 
 
 def read_archive(data: bytes) -> Content:
@@ -62,8 +62,8 @@ def _read_docx(archive: zipfile.ZipFile) -> Content:
     import mammoth
 
     parts = (member for member in archive.infolist() if member.filename.endswith(".xml"))
-    if sum(archive.read(part).count(b"<") for part in parts) > _MOST_TAGS:
-        raise Unusable(f"Word document of more than {_MOST_TAGS:,} tags")
+    if sum(archive.read(part).count(b"<") for part in parts) > _MAX_TAGS:
+        raise Unusable(f"Word document of more than {_MAX_TAGS:,} tags")
     styles = "p[style-name='Title'] => h1:fresh\ncomment-reference => sup"
     pictures = mammoth.images.img_element(lambda picture: {"src": ""})
     page = mammoth.convert_to_html(
@@ -122,8 +122,8 @@ def _sheet(sheet: Any) -> str:
     reached = 0
     for row in sheet.iter_rows(values_only=True):
         reached += len(row)
-        if reached > _MOST_CELLS:
-            raise Unusable(f"sheet {sheet.title!r} reaches over more than {_MOST_CELLS:,} cells")
+        if reached > _MAX_CELLS:
+            raise Unusable(f"sheet {sheet.title!r} reaches over more than {_MAX_CELLS:,} cells")
         values = {column: _value(value) for column, value in enumerate(row) if value is not None}
         if any(value.strip() for value in values.values()):
             rows.append(values)

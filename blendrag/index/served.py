@@ -14,7 +14,7 @@ from blendrag.chat.request import ChatRequest, Source
 from blendrag.embedder import Embedder
 from blendrag.errors import StoreError
 from blendrag.files.lock import IndexLock
-from blendrag.index.answering import Answering, said
+from blendrag.index.answering import Answering, history_and_question
 from blendrag.index.ingest import DocumentPipeline, IngestReport
 from blendrag.index.ledger import Ledger
 from blendrag.index.loaders import Document, Item
@@ -89,7 +89,7 @@ class ServedIndex(Answering):
         s, texts = self.settings, tuple(one.text for one in found)
         if not left_out:
             self._chat.prefetch(texts)
-        history, question = said(request)
+        history, question = history_and_question(request)
         system = [{"role": "system", "content": s.system_prompt}] if s.system_prompt else []
         messages = [*system, *history, {"role": "user", "content": s.separator.join([*texts, question])}]
         return replace(request, messages=messages, documents=texts)

@@ -137,8 +137,8 @@ class RemoteChat(ChatModel):
 
     @property
     def tool_parser(self) -> str:
-        """vLLM's name of the parser with which the server reads calls that the model may make; empty where it
-        reads none, and they are read here."""
+        """Name, in vLLM, of the parser with which the server reads calls that the model may make; empty where
+        it reads none, and they are read here."""
         return str(self._model()["tool_parser"])
 
     @property

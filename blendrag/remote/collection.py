@@ -125,9 +125,9 @@ class RemoteCollection(KeptDocuments):
         line: dict[str, Any] = {}
         with self._server.answer("PUT", self._path, body) as response:
             done = total = 0
-            for said in response.iter_lines():
+            for text in response.iter_lines():
                 with understood(self._server):
-                    line = dict(json.loads(said))
+                    line = dict(json.loads(text))
                     step = (line["doing"], line["total"], line["done"]) if "doing" in line else None
                 if step is not None:
                     doing, all_of_it, so_far = step

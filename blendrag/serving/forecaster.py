@@ -67,17 +67,17 @@ class Forecaster:
     ) -> None:
         """Note that a prompt was answered, so many seconds after it came: log it, and ask whether its
         conversation goes on. Returns at once."""
-        whose, said = self._read(prompt, plan, conversation)
+        whose, spoken = self._read(prompt, plan, conversation)
         chunks = tuple((key, len(part.token_ids)) for part in plan.segments if (key := part.chunk_key))
-        window = None if whose is None else self._noted(whose, plan.cached_keys, said)
+        window = None if whose is None else self._noted(whose, plan.cached_keys, spoken)
         if window is not None or (chunks and self._settings.outcome_log):
             self._predictor.ask(Prompt(time.time() - seconds, chunks, whose, window))
 
-    def _noted(self, conversation: str, chunks: Iterable[str], said: Window | str) -> Window:
+    def _noted(self, conversation: str, chunks: Iterable[str], spoken: Window | str) -> Window:
         """Note that a prompt of the conversation had these chunks in this order. Returns what is known of it
         now.
 
-        said: the user's prompts so far; or the last one, where those before were given here as well.
+        spoken: the user's prompts so far; or the last one, where those before were given here as well.
         """
         with self._lock:
             one = self._conversations.setdefault(conversation, _Conversation())
@@ -89,11 +89,11 @@ class Forecaster:
                 one.chunks[key] = None
             for key in list(one.chunks)[:-CHUNKS]:
                 del one.chunks[key]
-            if not isinstance(said, str):
-                return said
+            if not isinstance(spoken, str):
+                return spoken
             one.turns += 1
-            window = Window((*one.prompts, said), one.turns)
-            one.prompts = (*one.prompts, _shortened(said))[1 - PROMPTS :]
+            window = Window((*one.prompts, spoken), one.turns)
+            one.prompts = (*one.prompts, _shortened(spoken))[1 - PROMPTS :]
             return window
 
     @property
@@ -139,8 +139,8 @@ class Forecaster:
         """
         documents, namespace = [segment.text for segment in plan.cached_segments], self._settings.namespace
         if isinstance(prompt, str):
-            said = prompt.rpartition(documents[-1])[2] if documents else prompt
-            return conversation_id((), conversation, namespace), said
+            spoken = prompt.rpartition(documents[-1])[2] if documents else prompt
+            return conversation_id((), conversation, namespace), spoken
         messages = without_documents(prompt, documents)
         return conversation_id(messages, conversation, namespace), window_of(messages)
 

@@ -15,7 +15,7 @@ from blendrag.store.catalogue_schema import create, mismatch, stored_identity
 from blendrag.store.identity import KVIdentity
 
 Values = Sequence[str | int] | Mapping[str, str]
-"""What stands in a query's place holders."""
+"""The values of a query's place holders."""
 
 
 class CatalogueFile:

@@ -142,7 +142,7 @@ class KVStore(KVReader):
     def open_records(self, wanted: WantedChunks, *, use: bool = False) -> list[Opened | Miss]:
         answers = super().open_records(wanted, use=use)
         if self._usage.due():
-            self.replicas.beside_promotions(self._usage.flush)
+            self.replicas.after_promotions(self._usage.flush)
         return answers
 
     def used(self, prompt: Sequence[str]) -> None:

@@ -28,8 +28,8 @@ Reason = Literal["missing", "damaged", "mismatch", "unavailable"]
 
 HEAD_READ = 16 << 10  # one read of this size has the head of a chunk of up to 2,000 tokens
 _ALIGN = 1024
-_MOST_HEADER = 1 << 16  # bytes: 16 hex digits per layer, and some names
-_MOST_TOKENS = 1 << 22
+_MAX_HEADER = 1 << 16  # bytes: 16 hex digits per layer, and some names
+_MAX_TOKENS = 1 << 22
 
 
 class DamagedError(Exception):
@@ -126,7 +126,7 @@ class Layout:
         if len(first) < 8:
             raise DamagedError(f"{key}: only {len(first)} bytes")
         length = int.from_bytes(first[:8], "little")
-        if not 2 <= length <= _MOST_HEADER:
+        if not 2 <= length <= _MAX_HEADER:
             raise DamagedError(f"{key}: a header of {length:,} bytes")
         if len(first) < 8 + length:
             return _within(key, 8 + length, size)
@@ -137,7 +137,7 @@ class Layout:
             rows, context = str(metadata["rows"]), str(metadata.get("context", NO_CONTEXT))
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise DamagedError(f"{key}: unreadable header ({type(error).__name__})") from error
-        if not isinstance(tokens, int) or isinstance(tokens, bool) or not 0 < tokens <= _MOST_TOKENS:
+        if not isinstance(tokens, int) or isinstance(tokens, bool) or not 0 < tokens <= _MAX_TOKENS:
             raise DamagedError(f"{key}: {tokens!r} tokens")
         if metadata.get("identity") != self.digest:
             raise DamagedError(f"{key}: made by another model, codec or version")

@@ -14,7 +14,7 @@ from blendrag.store.primary import Primary, delete_from
 from blendrag.store.record import Head, Record
 from blendrag.store.tiers import Opened, RamTier, Tier, TierError
 
-_MOST_WAITING = 512 << 20  # bytes of records that wait to be written behind
+_MAX_WAITING = 512 << 20  # bytes of records that wait to be written behind
 
 
 class Replicas:
@@ -24,8 +24,8 @@ class Replicas:
 
     def __init__(self, tiers: Sequence[Tier], primary: Primary | None = None) -> None:
         self._tiers, self._primary = tiers, primary
-        self._behind = Background("copies", _MOST_WAITING)  # to slower tiers: the writer waits for room
-        self._promotions = Background("promotions", _MOST_WAITING)  # to faster tiers: dropped without room
+        self._behind = Background("copies", _MAX_WAITING)  # to slower tiers: the writer waits for room
+        self._promotions = Background("promotions", _MAX_WAITING)  # to faster tiers: dropped without room
         self._leaving: set[str] = set()  # deleted, while copies of them may still be under way
 
     def store(self, record: Record) -> bool:
@@ -71,7 +71,7 @@ class Replicas:
         for record, tier in zip(records, found_in, strict=True):
             self._promotions.do_if_room(partial(self.promote, record, tier), record.nbytes)
 
-    def beside_promotions(self, work: Callable[[], object]) -> None:
+    def after_promotions(self, work: Callable[[], object]) -> None:
         """Run something else in the background, if there is room."""
         self._promotions.do_if_room(work)
 

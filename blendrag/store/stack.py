@@ -14,7 +14,8 @@ Kind = Literal["ram", "disk", "redis", "object"]
 Write = Literal["through", "behind", "never"]
 DEFAULT_POLICY = "gdsf"  # the best untaught policy on retrieved chunks (docs/eviction.md)
 
-_ALLOWED = {
+# The settings of each kind of tier, besides those that all have.
+_ALLOWED: dict[Kind, set[str]] = {
     "ram": {"bytes", "chunks", "policy", "tree_bytes"},
     "disk": {"bytes", "chunks", "policy", "tree_bytes", "path"},
     "redis": {"url", "timeout_s", "cooldown_s", "expire_s"},
@@ -54,7 +55,7 @@ class TierSpec(BaseModel):
         wrong = sorted(given - common - _ALLOWED[self.kind])
         if wrong:
             raise ValueError(f"a tier of kind {self.kind!r} has no {', '.join(wrong)}")
-        if "url" in _ALLOWED[self.kind] and not self.url:
+        if self.on_server and not self.url:
             raise ValueError(f"a tier of kind {self.kind!r} needs a url")
         return self
 
@@ -70,8 +71,13 @@ class TierSpec(BaseModel):
         return self.model_copy(update={"bytes": round(self.bytes * part)})
 
     @property
+    def on_server(self) -> bool:
+        """Return whether the tier is a server, which is asked by its url."""
+        return "url" in _ALLOWED[self.kind]
+
+    @property
     def writes(self) -> Write:
-        return self.write or ("through" if self.kind in ("ram", "disk") else "behind")
+        return self.write or ("behind" if self.on_server else "through")
 
     @property
     def evicts(self) -> bool:

@@ -21,8 +21,8 @@ from blendrag.text import encodable
 
 HEIGHT = 32
 _COLUMNS = 1000  # a prompt of more tokens shares them: a bar is as high as their share that was repaired
-_MOST_ROWS = 200  # of the table; the strip has them all
-_MOST_CHARACTERS = 200  # of a name or a reason
+_MAX_ROWS = 200  # of the table; the strip has them all
+_MAX_CHARACTERS = 200  # of a name or a reason
 
 COLOURS = {"reused": "#009e73", "repaired": "#e69f00", "fresh": "#8c8c8c", "prefix": "#56b4e9"}
 """Colours by what became of tokens, which people who see fewer colours can tell apart, too."""
@@ -97,8 +97,8 @@ class Strip:
             parts=parts,
             marks=_marks(parts, computed),
             counts=[(name, colour, counts[name]) for name, colour in COLOURS.items()],
-            rows=table[:_MOST_ROWS],
-            more=len(table[_MOST_ROWS:]),
+            rows=table[:_MAX_ROWS],
+            more=len(table[_MAX_ROWS:]),
             height=HEIGHT,
             colours=COLOURS,
         )
@@ -174,9 +174,9 @@ def _marks(parts: list[_Part], computed: np.ndarray[Any, Any]) -> str:
 def _shown(text: str) -> str:
     """Return text of any origin as it is shown: on one line, at most so long, and without characters that
     change how others look."""
-    line = " ".join(encodable(text[: 4 * _MOST_CHARACTERS]).split())
+    line = " ".join(encodable(text[: 4 * _MAX_CHARACTERS]).split())
     line = "".join(one if one.isprintable() else "\ufffd" for one in line)
-    return line if len(line) <= _MOST_CHARACTERS else line[: _MOST_CHARACTERS - 1] + "…"
+    return line if len(line) <= _MAX_CHARACTERS else line[: _MAX_CHARACTERS - 1] + "…"
 
 
 @cache

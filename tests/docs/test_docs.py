@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Iterator
 from inspect import isclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import llama_index.core
@@ -18,6 +19,9 @@ from llama_index.core import Settings as LlamaSettings
 from llama_index.core.instrumentation import root_dispatcher
 from typer.testing import CliRunner
 
+import blendrag
+import langchain_blendrag
+import llama_index.llms.blendrag
 from blendrag import errors
 from blendrag.cli.app import app
 from blendrag.engine.client.engine import Engine
@@ -26,10 +30,11 @@ from blendrag.serving import lease
 from blendrag.settings import Settings
 from model_shapes import SHAPES, rows
 from one_engine import variables
-from places import EXAMPLES, ROOT
+from places import DOCS, EXAMPLES, ROOT
 
 PACKAGES = sorted(ROOT.glob("integrations/*/README.md"))
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *PACKAGES, EXAMPLES / "README.md"]
+README = ROOT / "README.md"
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.glob("*.md")), *PACKAGES, EXAMPLES / "README.md"]
 # Small and quick: that the examples work is tested here, not how well.
 SMALL = {"similarity_top_k": 2, "max_tokens": 16}
 INSTALLERS = (["pip", "install"], ["pip", "uninstall"], ["uv", "pip"])
@@ -134,6 +139,8 @@ def test_commands_that_are_shown_have_the_options_that_exist(
             parse(words[1:])
         elif words[0] == "python":
             assert (ROOT / words[1]).is_file(), line
+        elif words[0] == ".venv/bin/pytest":
+            assert all((ROOT / word).exists() for word in words[1:] if "/" in word), line
         elif words[0] != "." and words[:2] not in INSTALLERS:
             pytest.fail(f"unknown command: {line}")
 
@@ -163,6 +170,31 @@ def test_links_lead_somewhere(page: Path) -> None:
         target = page.parent / path if path else page
         assert target.exists(), f"{page.name} links to {link}"
         assert not anchor or anchor in anchors(target), f"{page.name} links to {link}"
+
+
+def test_manual_has_every_page_and_leads_nowhere_else() -> None:
+    """On a site, there is nothing but docs/."""
+    site = (ROOT / "zensical.toml").read_text()
+    assert sorted(re.findall(r'= "([\w-]+\.md)"', site)) == sorted(path.name for path in DOCS.glob("*.md"))
+    for page in DOCS.glob("*.md"):
+        assert not [link for link in _LINK.findall(page.read_text()) if link.startswith("..")], page.name
+
+
+@pytest.mark.parametrize("module", [blendrag, langchain_blendrag, llama_index.llms.blendrag])
+def test_every_public_name_is_in_the_reference(module: ModuleType) -> None:
+    shown = re.findall(rf"^::: {module.__name__}\.(\w+)$", (DOCS / "reference.md").read_text(), re.MULTILINE)
+    inherited = {"__version__", "BlendragError"}  # the latter is among the errors
+    assert sorted(shown) == sorted(set(module.__all__) - inherited)
+
+
+def test_readme_proves_by_tests_and_commands_that_there_are() -> None:
+    proofs = re.findall(r"\| `((?:pytest|make|blendrag) [^`]+)` \|$", README.read_text(), re.MULTILINE)
+    assert len(proofs) == 5
+    for command, *words in map(shlex.split, proofs):
+        if command == "blendrag":
+            parse(words)
+        elif command == "pytest":
+            assert (ROOT / words[-1]).is_file()
 
 
 def anchors(page: Path) -> Iterator[str]:

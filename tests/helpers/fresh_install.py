@@ -2,19 +2,26 @@
 
     python tests/helpers/fresh_install.py
 
-Says what a client weighs, that it works, with the oldest packages that it promises, too, and that what others
-install resolves beside it. Takes some minutes, and packages from where pip takes them. Ends with an error at
-the first thing that fails.
+Says whether an index would take what is published, that README runs in an empty folder, what a
+client weighs, that it works, with the oldest packages that it promises, too, and that what others install
+resolves beside it. Takes some minutes, and packages from where pip takes them. Ends with an error at the
+first thing that fails.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import subprocess
 import sys
+import sysconfig
+import tarfile
 import tempfile
 import tomllib
+import zipfile
 from collections.abc import Iterable
+from email import message_from_bytes
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -25,14 +32,16 @@ CLIENTS = {  # what is installed, the framework that it is for, and what of clie
     "langchain-blendrag": ("langchain-core", ["blendrag", "langchain_blendrag"]),
     "llama-index-llms-blendrag": ("llama-index-core>=0.14", ["blendrag", "llama_index"]),
 }
-MOST_MB = 40  # that a client downloads beside its framework
+URL = "https://forge.example/owner/blendrag"
+MAX_MB = 40  # that a client downloads beside its framework
 NEIGHBOURS = ("deepeval>=4", "litellm[proxy]>=1.100", "open-webui>=0.12")
 
 
-def run(*command: str | Path, stdin: str = "") -> str:
+def run(*command: str | Path, stdin: str = "", cwd: Path | None = None) -> str:
     ended = subprocess.run(
         [str(word) for word in command],
         input=stdin,
+        cwd=cwd,
         capture_output=True,
         text=True,
         env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
@@ -47,14 +56,14 @@ def mb(files: Iterable[Path]) -> float:
 
 
 class Workshop:
-    """A folder with the wheels of this checkout, and environments."""
+    """A folder with what this checkout would publish, and environments."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.wheels = folder, folder / "wheels"
-        packages = (ROOT, *(path.parent for path in ROOT.glob("integrations/*/pyproject.toml")))
-        run(sys.executable, "-m", "pip", "wheel", "-qq", "--no-deps", "-w", self.wheels, *packages)
-        self.uv = self.environment("uv").with_name("uv")
-        self.pip("install", "uv", python=self.uv.with_name("python"))
+        tools = self.environment("tools")
+        self.uv = tools.with_name("uv")
+        self.pip("install", "build", "twine", "uv", python=tools)
+        run(tools, ROOT / "requirements" / "dist.py", URL, self.wheels)
 
     def environment(self, name: str) -> Path:
         run(sys.executable, "-m", "venv", self.folder / name)
@@ -68,6 +77,48 @@ class Workshop:
         into = self.folder / "downloads" / Requirement(package).name
         self.pip("download", "--find-links", self.wheels, "-d", into, package)
         return list(into.iterdir())
+
+
+def published(files: Path) -> None:
+    """Check that a wheel has the files that git has, and that all links of its page are absolute."""
+    wheels = sorted(files.glob("*.whl"))
+    assert len(wheels) == len(sorted(files.glob("*.tar.gz"))) == len(CLIENTS)
+    for path in wheels:
+        name = path.name.partition("-")[0].replace("_", "-")
+        folder = ROOT if name == "blendrag" else ROOT / "integrations" / name
+        with zipfile.ZipFile(path) as wheel:
+            names = wheel.namelist()
+            (about,) = (wheel.read(name) for name in names if name.endswith(".dist-info/METADATA"))
+        code = {name for name in names if ".dist-info/" not in name}
+        (top,) = {name.partition("/")[0] for name in code}
+        assert code == set(run("git", "ls-files", top, cwd=folder).split()), path.name
+        assert any(name.endswith("licenses/LICENSE") for name in names), path.name
+        said = message_from_bytes(about)
+        assert len(said.get_all("Project-URL") or []) == 4 and said["License-Expression"] == "Apache-2.0"
+        assert not re.findall(r"\]\((?!https://)", str(said.get_payload())), path.name
+    with tarfile.open(next(files.glob("blendrag-*.tar.gz"))) as source:
+        inside = {name.partition("/")[2] for name in source.getnames()}
+    assert {"LICENSE", "README.md", "blendrag/version.py", "pyproject.toml"} <= inside
+
+
+def readme(shop: Workshop) -> None:
+    """Run README's program and commands in an empty folder, from the wheels. All other packages are those of
+    this environment, which are the lock files'."""
+    python, folder = shop.environment("readme"), shop.folder / "empty"
+    shop.pip("install", "--no-deps", *shop.wheels.glob("*.whl"), python=python)
+    site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
+    (site / "locked.pth").write_text(sysconfig.get_path("purelib"))
+    (folder / "docs").mkdir(parents=True)
+    shutil.copy(ROOT / "docs" / "quickstart.md", folder / "docs")
+    where = run(python, "-c", "import blendrag, langchain_blendrag; print(blendrag.__file__)", cwd=folder)
+    assert where.startswith(str(site)), where
+    text = (ROOT / "README.md").read_text()
+    (program,) = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    print(run(python, "-", stdin=program, cwd=folder).strip())
+    for line in re.findall(r"^(blendrag (?:ingest|ask|serve) .*)$", text, re.MULTILINE):
+        shown = " --print" if line.startswith("blendrag serve") else ""  # and is not left running
+        run("sh", "-c", f"{python.parent}/{line}{shown}", cwd=folder)
+        print(f"ran in an empty folder: {line}")
 
 
 def walk(python: Path, walks: list[str]) -> None:
@@ -84,6 +135,8 @@ def oldest(package: Path) -> list[str]:
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         shop = Workshop(Path(folder))
+        published(shop.wheels)
+        readme(shop)
         row = "{:<28} {:>9} {:>12} {:>18} {:>13}"
         print(row.format("client", "packages", "download MB", "beside framework", "installed MB"))
         for package, (framework, walks) in CLIENTS.items():
@@ -94,7 +147,7 @@ def main() -> None:
             shop.pip("install", "--no-index", "--find-links", files[0].parent, package, python=python)
             installed = mb(python.parents[1].rglob("*")) - before
             print(row.format(package, len(files), f"{mb(files):.0f}", f"{beside:.0f}", f"{installed:.0f}"))
-            assert beside <= MOST_MB, package
+            assert beside <= MAX_MB, package
             walk(python, walks)
 
             by_uv = [shop.uv, "pip", "install", "-q", "--find-links", shop.wheels, "--python"]

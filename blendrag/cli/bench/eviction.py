@@ -24,7 +24,7 @@ def eviction(
     ],
     sizes: Annotated[
         str,
-        typer.Option(help="Of the cache: blocks for block traces, else tokens.", metavar="A,B,..."),
+        typer.Option(help="Sizes of the cache: blocks for block traces, else tokens.", metavar="A,B,..."),
     ],
     policies: Annotated[
         str | None, typer.Option(help="lru, lfu, gdsf, pgdsf, lpc, lpc+; else all.", metavar="A,B,...")
@@ -38,7 +38,7 @@ def eviction(
         Path | None, typer.Option(help="Times of the questions (Azure); else Poisson.", metavar="FILE")
     ] = None,
     paths: Annotated[
-        bool, typer.Option("--paths", help="Of questions: chunks are found behind the same ones only (tree).")
+        bool, typer.Option("--paths", help="A chunk is found behind the same chunks only, as in a tree.")
     ] = False,
     turnovers: Annotated[
         int, typer.Option(min=0, help="How often other questions become the popular ones.")

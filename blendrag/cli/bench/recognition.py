@@ -11,13 +11,13 @@ from blendrag.cli.measured import measured
 
 
 def recognition(
-    prompts: Annotated[int, typer.Option(min=2, help="Of each shape.")] = 500,
-    documents: Annotated[int, typer.Option(min=2, help="That there are.")] = 200,
+    prompts: Annotated[int, typer.Option(min=2, help="Prompts of each shape.")] = 500,
+    documents: Annotated[int, typer.Option(min=2, help="How many documents there are.")] = 200,
     chunk_tokens: Annotated[int, typer.Option(min=64, help="Tokens of a document, at most.")] = 256,
     top_k: Annotated[int, typer.Option(min=1, help="Documents in a prompt.")] = 5,
     zipf: Annotated[float, typer.Option(min=0.0, help="Popularity of documents: rank**-zipf.")] = 1.0,
     chunks: Annotated[
-        int, typer.Option(min=0, help="Known while one prompt is searched: 5 kB of memory each.")
+        int, typer.Option(min=0, help="Chunks known while one prompt is searched: 5 kB of memory each.")
     ] = 100_000,
     model: options.Model = None,
     json: options.Json = False,

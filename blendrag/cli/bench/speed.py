@@ -1,4 +1,4 @@
-"""All of ``bench`` but ``eviction``: what blending saves, what it costs others, and where both come from."""
+"""The commands of ``bench`` but ``eviction``: what blending saves, and what it costs others."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def ttft(
         ),
     ] = None,
     values: Annotated[
-        str | None, typer.Option(help="Its values, with commas between them.", metavar="A,B,...")
+        str | None, typer.Option(help="Values of --axis, with commas between them.", metavar="A,B,...")
     ] = None,
     speculate: Annotated[
         bool,
@@ -105,13 +105,13 @@ def ttft(
 def load(
     beside: Annotated[
         bool,
-        typer.Option("--beside", help="What running answers, and a short prompt, lose beside long ones."),
+        typer.Option("--beside", help="Measure what running answers, and a short prompt, lose to long ones."),
     ] = False,
     kv_budget: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="What it saves to decode from so many tokens of KV a head.",
+            help="Measure what is saved by decoding from so many tokens of KV a head.",
             metavar="TOKENS",
         ),
     ] = None,
@@ -120,13 +120,18 @@ def load(
     pool: Annotated[int | None, typer.Option(min=2, help="Chunks in the store.", show_default="48")] = None,
     max_tokens: _MaxTokens = None,
     seconds: Annotated[
-        float | None, typer.Option(min=1.0, help="Of arrivals, for each arm and rate.", show_default="24")
+        float | None,
+        typer.Option(min=1.0, help="Seconds of arrivals, for each arm and rate.", show_default="24"),
     ] = None,
     tries: Annotated[
-        int | None, typer.Option(min=1, help="Rates per arm, about what it can do.", show_default="5")
+        int | None,
+        typer.Option(
+            min=1, help="How many rates are tried per arm, around what it can do.", show_default="5"
+        ),
     ] = None,
     answers: Annotated[
-        int | None, typer.Option(min=2, help="With a budget: at once, besides one alone.", show_default="8")
+        int | None,
+        typer.Option(min=2, help="With a budget: answers at once, besides one alone.", show_default="8"),
     ] = None,
     repeats: _Repeats = None,
     model: options.Model = None,
@@ -173,18 +178,20 @@ def tree(
     arrivals: Annotated[
         Path | None, typer.Option(help="Times of the questions (Azure); else Poisson.", metavar="FILE")
     ] = None,
-    articles: Annotated[int, typer.Option(min=1, help="Of the data, the first.")] = 3,
+    articles: Annotated[int, typer.Option(min=1, help="How many articles of the data are used.")] = 3,
     chunk_tokens: Annotated[int, typer.Option(min=8, help="Tokens of a document, at most.")] = 128,
     top_k: Annotated[int, typer.Option(min=2, help="Documents in a prompt.")] = 5,
     zipf: Annotated[float, typer.Option(min=0.0, help="Popularity of questions: rank**-zipf.")] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="Ask each question once instead.")] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="Ask each question once, instead of popular ones often.")
+    ] = False,
     earlier: Annotated[int, typer.Option(min=0, help="Questions that came before.")] = 2000,
     pool: Annotated[int, typer.Option(min=128, help="Tokens in vLLM's prefix cache.")] = 2048,
     room: Annotated[int, typer.Option("--tree", min=128, help="Tokens in a tree.")] = 16384,
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of every answer.")] = 8,
     alone: Annotated[int, typer.Option(min=2, help="Questions one after another.")] = 12,
-    requests: Annotated[int, typer.Option(min=4, help="At each rate, about.")] = 20,
-    tries: Annotated[int, typer.Option(min=1, help="Rates.")] = 3,
+    requests: Annotated[int, typer.Option(min=4, help="Requests at each rate, about.")] = 20,
+    tries: Annotated[int, typer.Option(min=1, help="How many rates of requests are tried.")] = 3,
     arms: Annotated[
         str | None,
         typer.Option(help="full, prefix, tree, blended, unmixed, both; else all.", metavar="A,B,..."),
@@ -195,7 +202,7 @@ def tree(
     paste: options.Paste = None,
     seed: options.Seed = 0,
 ) -> None:
-    """What a tree of exact prefixes saves, without blending and beside it, on questions that come again."""
+    """Measure what a tree of exact prefixes saves on questions that come again, with and without blending."""
     from blendrag.lab.bench.load_report import draw_load, print_tree
     from blendrag.lab.bench.tree import ARMS, TreeOptions, run_tree
     from blendrag.settings import PREFIX_CACHING, Settings

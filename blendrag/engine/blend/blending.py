@@ -29,7 +29,7 @@ from blendrag.engine.forward.prompt_forward import (
     PromptTokens,
     Stopwatch,
 )
-from blendrag.engine.forward.slices import Pace, Sliced, beside
+from blendrag.engine.forward.slices import Pace, Sliced, in_thread
 from blendrag.engine.wire.recipe import BlendOrder
 from blendrag.engine.wire.report import BlendReport, out_of_memory
 from blendrag.load.layers import SteadyLayers, StoredLayers
@@ -161,7 +161,7 @@ class RequestBlend:
         open_all, close_all = partial(self._open, lost), partial(self._close_all_but, ())
         chunks, problem = list[Chunk](), None
         try:
-            chunks = yield from beside(self._loader.thread, self._pace, open_all, close_all)
+            chunks = yield from in_thread(self._loader.thread, self._pace, open_all, close_all)
         except Exception as error:
             problem = error
         try:

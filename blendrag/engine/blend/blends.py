@@ -9,7 +9,7 @@ import torch
 from blendrag.engine.blend.blending import Choices, RequestBlend
 from blendrag.engine.forward.indices import Ints
 from blendrag.engine.forward.prompt_forward import LoadedModel
-from blendrag.engine.forward.slices import IDLE_S, BlendQueue, Finished, Pace, Sliced, StepClock, beside
+from blendrag.engine.forward.slices import IDLE_S, BlendQueue, Finished, Pace, Sliced, StepClock, in_thread
 from blendrag.engine.hooks import Step, WorkerHook
 from blendrag.engine.stores import OpenStore
 from blendrag.engine.wire.recipe import BlendOrder
@@ -60,7 +60,7 @@ class Blends(WorkerHook):
         output."""
         opened = self._store(order.recipe.store)
         wanted = [key for key, _, _ in order.recipe.spans]
-        yield from beside(self._loader.thread, pace, lambda: opened.prefetcher.arrived(wanted))
+        yield from in_thread(self._loader.thread, pace, lambda: opened.prefetcher.arrived(wanted))
         notes, endings = [], []
         for hook in self._hooks:
             order, note, finish = hook.blending(order)

@@ -13,7 +13,7 @@ from blendrag.files.private import make_file, make_folder
 VARIABLE = "BLENDRAG__LOG"  # the log file, in the environment of an engine's processes
 
 _NAME = "engine.log"
-_MOST_BYTES = 4 << 20  # a larger file is begun again
+_MAX_BYTES = 4 << 20  # a larger file is begun again
 
 
 def open_log(cache_dir: Path) -> Path | None:
@@ -26,7 +26,7 @@ def open_log(cache_dir: Path) -> Path | None:
     try:
         make_folder(file.parent)
         make_file(file)
-        if file.stat().st_size > _MOST_BYTES:
+        if file.stat().st_size > _MAX_BYTES:
             file.replace(file.with_suffix(".log.old"))
             make_file(file)
     except OSError:

@@ -1,4 +1,4 @@
-"""Which decoder runs a model's layers."""
+"""The choice of the decoder that runs a model's layers."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ def exhaust(work: Generator[Any, None, T]) -> T:
             return result
 
 
-def beside(
+def in_thread(
     thread: Executor, pace: Pace, work: Callable[[], T], undo: Callable[[T], None] = lambda _: None
 ) -> Generator[None, None, T]:
     """Have a thread do work that may wait for a disk, a server or a lock, and pause until it is done.

@@ -26,7 +26,7 @@ _LOCAL = {
 def tiers_of(settings: Settings) -> dict[str, TierSpec]:
     """Return the tiers to read from, by name: RAM, disk, one slowed to 200 MB/s, and every server that is
     configured and may be written."""
-    servers = (spec for spec in settings.tiers if spec.kind in ("redis", "object"))
+    servers = (spec for spec in settings.tiers if spec.on_server)
     return _LOCAL | {spec.label: spec for spec in servers if spec.writes != "never"}
 
 

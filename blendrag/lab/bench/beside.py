@@ -227,7 +227,7 @@ class MeasuredWindow:
         return [1e3 * (after - before) for before, after in self.gaps]
 
     def trace(self) -> list[tuple[float, float]]:
-        """The (seconds since the beginning, ms since the answer's last token) of each token."""
+        """Return, of each token, the seconds since the beginning and the ms since the answer's last token."""
         return [(after - self.arrival.due, 1e3 * (after - before)) for before, after in self.gaps]
 
 

@@ -116,7 +116,7 @@ def _dspy_list(documents: Sequence[str], question: str) -> Messages:
 
 
 def _mcp(documents: Sequence[str], question: str) -> Messages:
-    """A tool of an MCP server."""
+    """Return a prompt with the documents as the JSON that a tool of an MCP server gives."""
     rows = [{"id": number, "score": 0.5, "text": text} for number, text in enumerate(documents)]
     return _answered(json.dumps({"results": rows}, indent=2), question)
 

@@ -71,11 +71,11 @@ class ArmSpec:
 
     @property
     def whole(self) -> ArmSpec:
-        """The same arm decoded from all KV: what an arm with a budget is compared with."""
+        """Return the same arm decoded from all KV: what an arm with a budget is compared with."""
         return replace(self, name=self.name.removesuffix(f":{self.budget}"), budget=None)
 
     def variant(self, settings: Settings) -> Variant:
-        """The part of an arm that its stored KV depends on: arms with the same can share a store."""
+        """Return the part of an arm that its stored KV depends on: arms with the same can share a store."""
         context = settings.context_tokens if self.shared_prefix is None else 0
         return self.codec or settings.codec, self.shared_prefix or settings.shared_prefix, context
 

@@ -21,7 +21,7 @@ from blendrag.tables import table_with
 
 LRU, LEARNED, ORACLE, OPTIMAL = "lru", "lpc+", "oracle", "optimal"  # the last two are no policies
 
-_LEAST_GAP = 0.005  # smallest difference of hit ratio of which shares say something
+_MIN_GAP = 0.005  # smallest difference of hit ratio of which shares say something
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ def oracle_forecasts(trace: RequestTrace) -> list[float] | None:
 
 def _closed(lru: Sequence[float], own: Sequence[float], best: Sequence[float]) -> list[float | None]:
     return [
-        (hit - low) / (high - low) if high - low > _LEAST_GAP else None
+        (hit - low) / (high - low) if high - low > _MIN_GAP else None
         for low, hit, high in zip(lru, own, best, strict=True)
     ]
 

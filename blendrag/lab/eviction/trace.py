@@ -41,7 +41,7 @@ class Request:
 
     @property
     def over(self) -> float:
-        """When the request is over, in seconds, as far as it is known; not before it arrives."""
+        """Return when the request is over, in seconds, as far as it is known; not before it arrives."""
         return max(self.at, self.finished)
 
     @property

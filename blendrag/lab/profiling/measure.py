@@ -27,7 +27,7 @@ from blendrag.store.stack import TierSpec
 
 _CHUNK_TOKENS = 512
 _ROOM = 192  # tokens of a prompt around its chunks, at most
-_LEAST_POINTS = 4  # of each kind
+_MIN_POINTS = 4  # of each kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def _engine_times(
     with scratch_store(engine, settings, pieces, TierSpec(kind="ram")) as store:
         prefills = _prefills(engine, grid, tuple(token for piece in pieces for token in piece))
         blends = _blends(engine, settings, grid, store, maker)
-        if min(len(prefills), len(blends)) < _LEAST_POINTS:
+        if min(len(prefills), len(blends)) < _MIN_POINTS:
             raise PromptTooLongError(
                 f"the model's window of {engine.max_model_len} tokens is too short to measure in"
             )

@@ -21,7 +21,7 @@ from blendrag.store.tiers.local import LocalTier
 SUFFIX = ".safetensors"
 TEMPORARY = "tmp"  # folder of files that are being written
 QUARANTINE = "quarantine"  # folder of damaged records, kept to be looked at
-_MOST_QUARANTINED = 16
+_MAX_QUARANTINED = 16
 LONGEST_WRITE_S = 3600.0
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
@@ -193,7 +193,7 @@ class DiskTier(LocalTier):
             try:
                 folder.mkdir(mode=0o700, exist_ok=True)
                 kept = sorted(os.scandir(folder), key=lambda file: file.stat().st_ctime_ns)
-                for file in kept[: max(0, len(kept) + 1 - _MOST_QUARANTINED)]:
+                for file in kept[: max(0, len(kept) + 1 - _MAX_QUARANTINED)]:
                     os.unlink(file.path)
                 os.replace(self.path(key), folder / self.path(key).name)
             except OSError:

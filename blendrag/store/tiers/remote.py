@@ -20,7 +20,7 @@ from blendrag.store.tiers.breaker import Breaker
 from blendrag.store.tiers.interface import Opened, Read, Tier, TierError
 
 _SLOWEST = 25e6  # bytes per second; a server slower than that has failed
-_MOST_TEXT = 200  # characters of a library's message that are passed on
+_MAX_TEXT = 200  # characters of a library's message that are passed on
 
 _BATCH = 500  # keys that are asked for or deleted in one call
 
@@ -182,7 +182,7 @@ def describe(error: BaseException) -> str:
     """Return an error's class and the first line of its message, without secrets that a URL may carry."""
     line = (str(error).strip().splitlines() or [""])[0]
     line = re.sub(r"//[^\s/]*@", "//", re.sub(r"\?\S+", "?...", line))
-    return f"{type(error).__name__}: {line[:_MOST_TEXT]}".removesuffix(": ")
+    return f"{type(error).__name__}: {line[:_MAX_TEXT]}".removesuffix(": ")
 
 
 def public(url: str) -> str:

@@ -103,19 +103,19 @@ class ChatBlend(BlendOverrides, InConversation):
     repetition_penalty: float | None = None
     logit_bias: dict[int, float] | None = None
     n: int | None = Field(None, ge=1)
-    """How many answers to a prompt are made; ``generate`` gives them all, ``invoke`` the first."""
+    """Number of answers to a prompt; ``generate`` gives them all, ``invoke`` the first."""
     stop: list[str] | str | None = None
     """Texts that end an answer; they are not part of it."""
     seed: int | None = None
     timeout: float | None = None
     """Seconds that an answer may take."""
     max_retries: int | None = None
-    """How often a request is sent again after the engine failed; by default once."""
+    """Number of times that a request is sent again after the engine failed; by default once."""
     logprobs: bool | None = None
     top_logprobs: int | None = None
     """Most probable tokens whose log probabilities are given for each place."""
     reasoning_effort: str | None = None
-    """How long the model thinks, in its chat template's words, if that has a variable of this name."""
+    """Length of the model's thinking, in its chat template's words, if that has a variable of this name."""
     streaming: bool = False
     kv_dir: Path | None = None
     """Folder of the documents' KV; by default one per model in the cache folder."""

@@ -52,7 +52,7 @@ class SpeculativeRetriever(BaseRetriever):
     slow: BaseRetriever | BaseDocumentCompressor
     """The retriever of the final documents; or what makes them of the provisional ones, as rerankers do."""
     k: int | None = None
-    """How many of the provisional documents would be final ones; None: all."""
+    """Number of provisional documents that would be final ones; None: all."""
 
     @model_validator(mode="after")
     def _check_model(self) -> Self:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blendrag.control.choose import LEAST_RATIO, ChunkCost, Controller, cheapest_tier, ratio_for
+from blendrag.control.choose import MIN_RATIO, ChunkCost, Controller, cheapest_tier, ratio_for
 from blendrag.control.estimate import Estimator
 from blendrag.control.profile import TierSpeed
 from paper_machine import SPEEDS, make_profile
@@ -44,14 +44,14 @@ def chunks(count: int, tier: str) -> list[ChunkCost]:
 
 @given(cached=TOKENS, fresh=TOKENS)
 def test_fast_tier_lowers_the_ratio_to_the_least(cached: int, fresh: int) -> None:
-    assert ratio_for(of_tier(1e12), cached * PER_TOKEN / 1e12, cached, fresh) == LEAST_RATIO
+    assert ratio_for(of_tier(1e12), cached * PER_TOKEN / 1e12, cached, fresh) == MIN_RATIO
 
 
 @given(
     cached=TOKENS,
     fresh=TOKENS,
     loads=st.lists(st.floats(min_value=0, max_value=20), min_size=2),
-    least=st.sampled_from([0.0, LEAST_RATIO, 0.6, 1.0]),
+    least=st.sampled_from([0.0, MIN_RATIO, 0.6, 1.0]),
 )
 def test_slower_tier_never_gets_a_lower_ratio(
     cached: int, fresh: int, loads: list[float], least: float
@@ -72,7 +72,7 @@ def test_recomputing_ends_when_loading_does(cached: int, fresh: int, share: floa
 def test_ratio_that_costs_nothing_does_not_divide_by_zero() -> None:
     blend = [point.model_copy(update={"seconds": 0.1}) for point in make_profile().blend]
     estimate = Estimator.of(make_profile(blend=tuple(blend)))
-    assert ratio_for(estimate, 0.0, 512, 64) == LEAST_RATIO
+    assert ratio_for(estimate, 0.0, 512, 64) == MIN_RATIO
     assert ratio_for(estimate, 1.0, 512, 64) == 1.0
 
 
@@ -133,7 +133,7 @@ def test_blending_is_never_estimated_to_be_slower_than_plain_prefill(
     assert len(decision.load) == len(own)
     if any(decision.load):
         assert decision.blend_s < decision.plain_s
-        assert 0 <= decision.ratio < 1 and (ratio is not None or decision.ratio >= LEAST_RATIO)
+        assert 0 <= decision.ratio < 1 and (ratio is not None or decision.ratio >= MIN_RATIO)
     else:
         assert decision.blend_s == decision.plain_s and decision.ratio == 1
 
@@ -168,7 +168,7 @@ def test_loading_that_is_not_hidden_is_not_chosen_as_if_it_were() -> None:
 
 def test_fast_tier_is_loaded_at_the_least_ratio() -> None:
     decision = Controller(Estimator.of(make_profile())).decide(chunks(6, "ram"), 64, None)
-    assert decision.load == (True,) * 6 and decision.ratio == LEAST_RATIO
+    assert decision.load == (True,) * 6 and decision.ratio == MIN_RATIO
     assert decision.blend_s < decision.plain_s / 3
 
 

@@ -59,7 +59,7 @@ def test_users_own_level_keeps_the_log_on_the_terminal(
 def test_log_begins_again_when_it_is_long_and_elsewhere_where_none_can_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_log, "_MOST_BYTES", 3)
+    monkeypatch.setattr(engine_log, "_MAX_BYTES", 3)
     file = open_log(tmp_path)
     assert file is not None
     file.write_text("long")

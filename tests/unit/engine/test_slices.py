@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from blendrag.engine.forward.slices import BlendQueue, Pace, Sliced, StepClock, beside
+from blendrag.engine.forward.slices import BlendQueue, Pace, Sliced, StepClock, in_thread
 from blendrag.engine.jobs import Job, JobName, Jobs
 from blendrag.engine.wire.recipe import BlendOrder, Recipe
 from blendrag.engine.wire.report import BlendReport
@@ -300,14 +300,14 @@ def test_blend_pauses_while_a_server_answers_another_thread() -> None:
 
     with ThreadPoolExecutor(1) as thread:
         pace.begin(PIECE_S)
-        waiting = beside(thread, pace, slow, undone.append)
+        waiting = in_thread(thread, pace, slow, undone.append)
         begin = time.perf_counter()
         next(waiting)
         assert time.perf_counter() - begin < 50 * PIECE_S, "beside answers nobody waits"
         pace.begin(100 * PIECE_S, idle=True)
         next(waiting)
         assert time.perf_counter() - begin > 50 * PIECE_S, "an idle engine would ask again at once"
-        given_up = beside(thread, pace, slow, undone.append)
+        given_up = in_thread(thread, pace, slow, undone.append)
         next(given_up)
         given_up.close()
         answer.set()

@@ -106,7 +106,7 @@ def test_bomb_is_refused_unread() -> None:
 def test_small_file_that_would_take_hours_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Unusable, match="1,000,000 tags"):
         read_archive(docx("<w:p/>" * 1_000_000))
-    monkeypatch.setattr(office, "_MOST_CELLS", 16_000)
+    monkeypatch.setattr(office, "_MAX_CELLS", 16_000)
     with pytest.raises(Unusable, match="reaches over more than 16,000 cells"):
         read_archive(xlsx(far="XFD1"))
 

@@ -14,7 +14,7 @@ from blendrag.store.record import Miss
 from stores import LAYOUT, A, filled, get, gone, make_record, put, record_of, same, to_bytes
 
 GIB = 1 << 30
-MOST_TOKENS = 1 << 22
+MAX_TOKENS = 1 << 22
 
 
 def claim(tokens: int) -> bytes:
@@ -33,7 +33,7 @@ FILES = {
     "a header of 2^60 bytes": ((1 << 60).to_bytes(8, "little") + to_bytes(make_record(A))[8:], None),
     "an honest record, and a GiB of nothing": (to_bytes(make_record(A)), GIB),
     "more tokens than there are": (claim(GIB // 36), len(claim(1)) + 36 * (GIB // 36)),
-    "as many tokens as are let in": (claim(MOST_TOKENS), len(claim(MOST_TOKENS)) + 36 * MOST_TOKENS),
+    "as many tokens as are let in": (claim(MAX_TOKENS), len(claim(MAX_TOKENS)) + 36 * MAX_TOKENS),
     "a few tokens too many": (claim(100), len(claim(100)) + 3600),
     "nothing but zeros": (b"", GIB),
     "a header only": (to_bytes(make_record(A))[:1024], None),
