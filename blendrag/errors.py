@@ -60,11 +60,35 @@ def noting(note: str) -> Iterator[None]:
 @contextmanager
 def needs(extra: str) -> Iterator[None]:
     """Import inside what the extra brings, named as pip takes it ("blendrag[redis]"). Raises
-    MissingDependencyError, with pip's command, for what is not installed."""
+    MissingDependencyError, with pip's command, for what of it is not installed. Any other module that is
+    missing is another mistake, and stays the error that it is."""
     try:
         yield
     except ModuleNotFoundError as error:
+        if error.name is None or not _brings(extra, error.name):
+            raise
         raise MissingDependencyError(f'{error.name} is not installed: pip install "{extra}"') from error
+
+
+def _brings(extra: str, module: str) -> bool:
+    """Return whether installing this brings a module, by the names of the packages that it asks for."""
+    from importlib import metadata  # here: errors are imported first of all, and this is seldom needed
+    from itertools import accumulate
+
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
+    wanted, name = Requirement(extra), canonicalize_name(module)
+    parents = {canonicalize_name(parent) for parent in accumulate(module.split("."), "{}.{}".format)}
+    for one in map(Requirement, metadata.requires(wanted.name) or ()):
+        if one.marker is None or any(one.marker.evaluate({"extra": each}) for each in wanted.extras):
+            package = canonicalize_name(one.name).removeprefix("python-")
+            # Of a namespace that packages share, the missing module may be a part of a package's name.
+            if package in parents or package.startswith(f"{name}-"):
+                return True
+            if one.extras and _brings(str(one), module):
+                return True
+    return False
 
 
 class ModelError(BlendragError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -88,8 +88,9 @@ class PromptPlan:
             if segment.chunk_key is not None
         )
 
-    def describe(self) -> list[dict[str, Any]]:
-        """Return rows for ``explain()``: one per segment, then one per document that was not found."""
+    def describe(self, unstored: Container[str] = (), held: int = 0) -> list[dict[str, Any]]:
+        """Return rows for ``explain()``: one per segment, then one per document that was not found. unstored:
+        chunks whose KV is not there, but for the first ``held`` tokens of the prompt."""
         reasons = iter([note.reason for note in self.notes if note.found])
         rows: list[dict[str, Any]] = [
             {
@@ -104,6 +105,11 @@ class PromptPlan:
             }
             for start, segment in self._with_starts()
         ]
+        for row in rows:
+            if row["chunk_key"] in unstored and row["start"] >= held:
+                row.update(
+                    kind="fresh", reused=0, reason="its KV is not stored now: if it stays so, ingest again"
+                )
         absent = {"kind": "not found", "reused": 0, "start": None, "chunk_key": None, "text": ""}
         return rows + [
             {**absent, "source": note.source, "tokens": note.tokens, "reason": note.reason}

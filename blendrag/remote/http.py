@@ -245,7 +245,7 @@ def _address(base_url: str) -> httpx2.URL:
     except (httpx2.InvalidURL, TypeError) as error:
         raise ConfigError(f"base_url is no URL: {error}") from None
     if url.scheme not in ("http", "https") or not url.host:
-        raise ConfigError("base_url is no URL as in http://localhost:8000")
+        raise ConfigError("base_url (--server) is no URL as in http://localhost:8000")
     return url.copy_with(path=url.path.rstrip("/").removesuffix("/v1") + "/", query=None, fragment=None)
 
 

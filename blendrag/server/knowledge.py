@@ -11,6 +11,7 @@ from dataclasses import asdict
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, HTTPException, Path, Query, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, Field
@@ -31,6 +32,7 @@ from blendrag.serving.prefill import PrefillReport
 from blendrag.strip import Strip
 
 _LONG = 1 << 16  # bytes of a body
+_MOST_SAID = 4  # mistakes of one request
 _SILENCE_S = 5.0  # at most, of an answer that goes on: proxies end those that say nothing
 
 T = TypeVar("T")
@@ -45,15 +47,37 @@ def known_parameters(request: Request) -> None:
 
 
 class _Apart(APIRoute):
-    """A route that reads long bodies apart from the event loop."""
+    """A route that reads long bodies apart from the event loop, and says what is wrong with one in a line."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
 
         async def handler(request: Request) -> Response:
-            return await handle(_Request(request.scope, request.receive))
+            try:
+                return await handle(_Request(request.scope, request.receive))
+            except RequestValidationError as error:
+                bodies = [one.field_info.annotation for one in self.dependant.body_params]
+                known = [name for body in bodies for name in getattr(body, "model_fields", ())]
+                raise HTTPException(400, _wrong(error, known)) from None
 
         return handler
+
+
+def _wrong(error: RequestValidationError, known: list[str]) -> str:
+    """Return what is wrong with a request. known: fields of its body."""
+    said = []
+    for one in error.errors():
+        parts = map(str, one["loc"][1:])
+        place = ".".join(part for part in parts if "[" not in part)  # a kind of a union's
+        if not place:
+            said.append("the body has to be a JSON object, sent as application/json")
+        elif one["type"] == "extra_forbidden":
+            said.append(f"unknown field {place!r}{closest(place, known)}")
+        elif one["type"] == "json_invalid":
+            said.append(f"the body is no JSON: {one['ctx']['error']}")
+        else:
+            said.append(f"{place}: {one['msg']}")
+    return ", ".join(said[:_MOST_SAID])
 
 
 class _Request(Request):

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from blendrag.progress import Progress, progress_bar
-from blendrag.serving.owners import SEPARATOR, owner_of, volatile
+from blendrag.serving.owners import owner_of, volatile
 from blendrag.serving.prefill import PrefillReport
 from blendrag.text import encodable
 
@@ -107,14 +107,9 @@ def collections(
 ) -> tuple[list[dict[str, Any]], int]:
     """Return the first ``limit`` collections whose names begin with ``prefix`` and come after ``after``, with
     documents, chunks by state, tokens and bytes of each; and how many begin so."""
-    catalogue = library.catalogue
-    begins = {owner.removesuffix(SEPARATOR): owner for owner in catalogue.beginnings(SEPARATOR)}
-    names = sorted(name for name in begins if name.startswith(prefix))
-    rows = []
-    for name in [name for name in names if name > after][:limit]:
-        totals = asdict(catalogue.totals(begins[name]))
-        rows.append({"name": name, "documents": totals.pop("owners"), **totals})
-    return rows, len(names)
+    found, total = library.catalogue.collections(prefix, after, limit)
+    rows = [(name, asdict(totals)) for name, totals in found.items()]
+    return [{"name": name, "documents": totals.pop("owners"), **totals} for name, totals in rows], total
 
 
 class Collection(KeptDocuments):

@@ -180,12 +180,10 @@ class Library:
     def explain(self, plan: PromptPlan) -> list[dict[str, Any]]:
         """Return a row per segment, and per document that is not in the prompt: found or not, why, tokens
         reused."""
-        ready = self.catalogue.ready(plan.cached_keys)
-        rows = plan.describe()
-        for row in rows:
-            if row["kind"] == "cached" and row["chunk_key"] not in ready:
-                row.update(kind="fresh", reused=0, reason="its KV is not stored (any more): ingest again")
-        return rows
+        return plan.describe(self._unstored(plan))
+
+    def _unstored(self, plan: PromptPlan) -> frozenset[str]:
+        return frozenset(plan.cached_keys) - self.catalogue.ready(plan.cached_keys)
 
     def recipe(self, plan: PromptPlan, options: BlendOptions) -> tuple[Recipe | None, str | None]:
         """Return how a plan is blended with these options; or None, and why it is not. ConfigError for a
@@ -212,7 +210,7 @@ class Library:
         share. Raises as :meth:`recipe` does."""
         recipe, plain = self.recipe(plan, options)
         path, recipe = self.sidecars.path(plan, recipe) if exact else (None, recipe)
-        return PlannedPrompt(plan, recipe, path, plain, options.kv_budget)
+        return PlannedPrompt(plan, recipe, path, plain, options.kv_budget, self._unstored(plan))
 
     def answered(
         self,

@@ -6,6 +6,8 @@ import os
 import uuid
 from collections.abc import Iterable
 
+from blendrag.store.catalogue_schema import SEPARATOR
+
 VOLATILE = "volatile:"
 REPEATED = "(repeated)"
 """The collection of texts that nobody has named, but several prompts held. It sorts before others', so that a
@@ -13,8 +15,6 @@ text is called by the document that has it, too."""
 
 _PROCESS = uuid.uuid4().hex  # process ids come again: in a container, all are 1
 _PID = os.getpid()  # a fork has the name above too
-SEPARATOR = "\x1f"
-"""The mark between the name of a collection and that of a document."""
 
 
 def owner_of(collection: str, document: str) -> str:

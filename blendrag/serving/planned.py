@@ -18,7 +18,8 @@ class PlannedPrompt:
     """A plan, and how the engine prefills it: by a recipe, or along a path in the tree of exact prefixes, or
     plainly. At most one of the two is there.
 
-    plain: why it is not blended. budget: of KV, if there is to be one.
+    plain: why it is not blended. budget: of KV, if there is to be one. unstored: keys of chunks in the plan
+    whose KV is not there.
     """
 
     plan: PromptPlan
@@ -26,6 +27,7 @@ class PlannedPrompt:
     path: PrefixPath | None = None
     plain: str | None = None
     budget: int | str | None = None
+    unstored: frozenset[str] = frozenset()
 
     @property
     def exact(self) -> bool:
@@ -59,7 +61,8 @@ class PlannedPrompt:
         )
 
     def _documents(self, attention: Mapping[str, float]) -> Iterator[dict[str, Any]]:
-        for row in self.plan.describe():
+        held = self.path.held_end if self.path else 0
+        for row in self.plan.describe(self.unstored, held):
             share = attention.get(row["chunk_key"] or "")
             yield row if share is None else {**row, "attention": share}
 

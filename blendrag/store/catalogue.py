@@ -6,7 +6,8 @@ apart from the texts. ``forms`` has the chunks that are another one's text as pr
 have the same owners, and leave with it. ``doomed`` has the keys whose files are to be deleted: a row goes in
 with the transaction that makes a file superfluous, and out when the file is gone, so a crash in between costs
 a look into this table instead of one at every file. ``changes`` has the chunks that came or went last: a
-process that keeps the texts in memory reads those, whichever process has changed them.
+process that keeps the texts in memory reads those, whichever process has changed them. ``collections`` has
+the totals of each, by triggers.
 """
 
 from __future__ import annotations
@@ -27,8 +28,6 @@ _LAST = "CAST(X'FF' AS TEXT)"  # sorts after every character: no UTF-8 has this 
 _REMEMBERED = 10_000  # changes; a process that has missed more reads all texts again
 
 _LISTED = "(SELECT value FROM json_each(?))"  # for any number of values
-
-_BEGINNING = f"WHERE owner >= ? AND owner < ? || {_LAST}"
 
 _NO_FORM = "key NOT IN (SELECT key FROM forms)"
 
@@ -283,7 +282,8 @@ class Catalogue(CatalogueFile):
     def owners(self, prefix: str = "") -> dict[str, list[str]]:
         """Return chunk keys by owner, of the owners whose name begins with ``prefix``."""
         found: dict[str, list[str]] = {}
-        for owner, key in self._rows(f"SELECT owner, key FROM owners {_BEGINNING}", (prefix, prefix)):
+        query = f"SELECT owner, key FROM owners WHERE owner >= ? AND owner < ? || {_LAST}"
+        for owner, key in self._rows(query, (prefix, prefix)):
             found.setdefault(owner, []).append(key)
         return found
 
@@ -302,18 +302,17 @@ class Catalogue(CatalogueFile):
         )
         return [Kept(*row) for row in rows]
 
-    def beginnings(self, mark: str) -> list[str]:
-        """Return what names of owners begin with, up to and with ``mark``, each once. Looks at one name of
-        each, and at all that do not have it."""
-        beginning = "SUBSTR(one.owner, 1, INSTR(one.owner, :mark))"
-        return self._keys(
-            "WITH RECURSIVE one(owner) AS (SELECT MIN(owner) FROM owners UNION ALL"
-            " SELECT (SELECT MIN(next.owner) FROM owners AS next WHERE next.owner >"
-            f" IIF(INSTR(one.owner, :mark), {beginning} || {_LAST}, one.owner))"
-            " FROM one WHERE one.owner IS NOT NULL)"
-            f" SELECT {beginning} FROM one WHERE INSTR(one.owner, :mark)",
-            {"mark": mark},
+    def collections(self, prefix: str, after: str, limit: int) -> tuple[dict[str, Totals], int]:
+        """Return the totals of the first ``limit`` collections whose names begin with ``prefix`` and come
+        after ``after``, by name; and how many begin so. Reads no chunk."""
+        beginning = f"FROM collections WHERE name >= ? AND name < ? || {_LAST}"
+        rows = self._rows(
+            "SELECT name, chunks, ready, pending, chunks - ready - pending, tokens, bytes, documents"
+            f" {beginning} AND name > ? ORDER BY name LIMIT ?",
+            (prefix, prefix, after, limit),
         )
+        ((total,),) = self._rows(f"SELECT COUNT(*) {beginning}", (prefix, prefix))
+        return {name: Totals(*totals) for name, *totals in rows}, total
 
     def an_owner_of(self, keys: Iterable[str] | None = None) -> dict[str, str]:
         """Return one owner, always the same, of each of these chunks; None: of all chunks."""
@@ -350,17 +349,13 @@ class Catalogue(CatalogueFile):
             found.setdefault(tier, {})[name] = value
         return found
 
-    def totals(self, prefix: str | None = None) -> Totals:
-        """Return the totals; with ``prefix``, of the owners whose name begins with it."""
-        of, values = ("", ()) if prefix is None else (_BEGINNING, (prefix, prefix))
-        only = of and f"WHERE key IN (SELECT key FROM owners {of})"
+    def totals(self) -> Totals:
+        """Return the totals of all chunks."""
         ((chunks, ready, pending, evicted, tokens, size),) = self._rows(
             "SELECT COUNT(*), IFNULL(SUM(state = 'ready'), 0), IFNULL(SUM(state = 'pending'), 0),"
             " IFNULL(SUM(state = 'evicted'), 0), IFNULL(SUM(tokens), 0), IFNULL(SUM(bytes), 0) FROM records"
-            f" {only}",
-            values,
         )
-        ((owners,),) = self._rows(f"SELECT COUNT(*) FROM (SELECT DISTINCT owner FROM owners {of})", values)
+        ((owners,),) = self._rows("SELECT COUNT(*) FROM (SELECT DISTINCT owner FROM owners)")
         return Totals(chunks, ready, pending, evicted, tokens, size, owners)
 
     def reuse(self, limit: int) -> list[Reuse]:

@@ -10,7 +10,10 @@ from pathlib import Path
 from blendrag.errors import StoreMismatchError
 from blendrag.store.identity import KVIdentity
 
-_VERSION = 6
+SEPARATOR = "\x1f"
+"""The mark between the name of a collection and that of a document, in an owner's name: char(31) in SQL."""
+
+_VERSION = 7
 _SCHEMA = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
 CREATE TABLE records (
@@ -37,6 +40,36 @@ CREATE TABLE counters (
     tier TEXT NOT NULL, name TEXT NOT NULL, value INTEGER NOT NULL, PRIMARY KEY (tier, name)
 ) STRICT, WITHOUT ROWID;
 """
+# Figures of collections, kept with every change: adding them up would take a look at every chunk. One counts
+# once, however many documents of a collection have it.
+_COLLECTION = "SUBSTR({0}.owner, 1, INSTR({0}.owner, char(31)) - 1)"
+_COUNTED = """
+CREATE TRIGGER collections_{event} AFTER {event} ON owners WHEN INSTR({row}.owner, char(31)) BEGIN
+    INSERT OR IGNORE INTO collections (name) VALUES ({name});
+    UPDATE collections SET documents = documents {sign} 1 WHERE name = {name}
+        AND NOT EXISTS (SELECT 1 FROM owners WHERE owner = {row}.owner AND key != {row}.key);
+    UPDATE collections SET chunks = chunks {sign} 1, ready = ready {sign} (state = 'ready'),
+        pending = pending {sign} (state = 'pending'), tokens = collections.tokens {sign} one.tokens,
+        bytes = collections.bytes {sign} one.bytes
+        FROM records AS one WHERE one.key = {row}.key AND name = {name} AND NOT EXISTS (
+            SELECT 1 FROM owners WHERE key = {row}.key AND owner != {row}.owner
+            AND owner >= {name} || char(31) AND owner < {name} || char(32));
+    DELETE FROM collections WHERE name = {name} AND documents = 0;
+END"""
+_COLLECTIONS = [
+    "CREATE TABLE collections (name TEXT PRIMARY KEY, documents INTEGER NOT NULL DEFAULT 0,"
+    " chunks INTEGER NOT NULL DEFAULT 0, ready INTEGER NOT NULL DEFAULT 0,"
+    " pending INTEGER NOT NULL DEFAULT 0, tokens INTEGER NOT NULL DEFAULT 0,"
+    " bytes INTEGER NOT NULL DEFAULT 0) STRICT, WITHOUT ROWID",
+    _COUNTED.format(event="INSERT", row="new", sign="+", name=_COLLECTION.format("new")),
+    _COUNTED.format(event="DELETE", row="old", sign="-", name=_COLLECTION.format("old")),
+    "CREATE TRIGGER collections_state AFTER UPDATE OF state, bytes ON records"
+    " WHEN old.state != new.state OR old.bytes != new.bytes BEGIN"
+    " UPDATE collections SET ready = ready + (new.state = 'ready') - (old.state = 'ready'),"
+    " pending = pending + (new.state = 'pending') - (old.state = 'pending'),"
+    f" bytes = bytes + new.bytes - old.bytes WHERE name IN (SELECT {_COLLECTION.format('owners')} FROM owners"
+    " WHERE key = new.key AND INSTR(owner, char(31))); END",
+]
 _SINCE = {  # what the next version has, by version
     2: ["ALTER TABLE chunks ADD COLUMN context BLOB NOT NULL DEFAULT X''"],
     3: [
@@ -49,13 +82,20 @@ _SINCE = {  # what the next version has, by version
         " base TEXT NOT NULL REFERENCES records(key)) STRICT, WITHOUT ROWID",
         "CREATE INDEX forms_of ON forms(base)",
     ],
+    6: [
+        "CREATE TABLE former AS SELECT * FROM owners",
+        "DELETE FROM owners",
+        *_COLLECTIONS,
+        "INSERT INTO owners SELECT * FROM former",
+        "DROP TABLE former",
+    ],
 }
 
 
 def create(db: sqlite3.Connection, identity: KVIdentity) -> None:
     """Make the tables, unless there are any."""
     if not db.execute("SELECT 1 FROM sqlite_schema").fetchone():
-        for statement in _SCHEMA.split(";\n"):
+        for statement in [*_SCHEMA.split(";\n"), *_COLLECTIONS]:
             db.execute(statement)
         db.execute(f"PRAGMA user_version = {_VERSION}")
         db.execute("INSERT INTO meta VALUES ('identity', ?)", (json.dumps(asdict(identity)),))

@@ -24,7 +24,8 @@ class Chroma(VectorStore):
         elif at.key is not None:
             headers = {"Authorization": f"Bearer {at.key}", "X-Chroma-Token": at.key}
         made = client_of("chromadb", cls.package).HttpClient
-        client = made(at.host, at.port, ssl=at.tls, headers=headers, **at.options)
+        place = "/".join((at.url, *at.folders))  # which it quotes itself
+        client = made(place, ssl=at.tls, headers=headers, **at.options)
         with contextlib.suppress(AttributeError):  # it would wait for ever
             client._server._session.timeout = TIMEOUT_S
         return cls(client, at.collection)

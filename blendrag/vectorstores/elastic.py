@@ -51,7 +51,7 @@ class Elasticsearch(_Indexed):
         access: dict[str, Any] = {"api_key": at.key} if at.key else {}
         if at.user is not None:
             access = {"basic_auth": (at.user, at.key or "")}
-        return cls(made(at.url, request_timeout=TIMEOUT_S, **access), at.collection)
+        return cls(made(at.url + at.prefix, request_timeout=TIMEOUT_S, **access), at.collection)
 
 
 @STORES.register("opensearch")
@@ -66,4 +66,4 @@ class OpenSearch(_Indexed):
         access: dict[str, Any] = {"headers": {"Authorization": f"Bearer {at.key}"}} if at.key else {}
         if at.user is not None:
             access = {"http_auth": (at.user, at.key or "")}
-        return cls(made(at.url, timeout=TIMEOUT_S, **access), at.collection)
+        return cls(made(at.url + at.prefix, timeout=TIMEOUT_S, **access), at.collection)

@@ -65,6 +65,11 @@ class Address:
         *folders, collection = [unquote(part) for part in parts.path.split("/") if part] or [""]
         if not collection:
             raise ConfigError(f"the {kind} URL names no collection: put it behind the host, as in /handbook")
+        if kind_of.most_folders is not None and len(folders) > kind_of.most_folders:
+            most = kind_of.most_folders or "no"
+            raise ConfigError(
+                f"{kind} URLs have {most} folder before the collection, not {'/'.join(folders)}"
+            )
         return cls(
             kind,
             scheme.endswith(_TLS),
@@ -81,6 +86,11 @@ class Address:
     def url(self) -> str:
         """The URL of the host, for clients that take one."""
         return f"{'https' if self.tls else 'http'}://{_bracketed(self.host)}:{self.port}"
+
+    @property
+    def prefix(self) -> str:
+        """The path below which a proxy has the store; "" for none."""
+        return "".join(f"/{quote(folder)}" for folder in self.folders)
 
     def __str__(self) -> str:
         """Return the URL as it may be shown, which names the place and nothing else."""
@@ -102,6 +112,8 @@ class VectorStore(ABC):
     port: ClassVar[int | None] = None
     options: ClassVar[tuple[str, ...]] = ()
     """Names that a URL may have behind its question mark."""
+    most_folders: ClassVar[int | None] = None
+    """Folders that a URL may have before the collection."""
 
     def __init__(self, client: Any, collection: str) -> None:
         """Scroll by a client that is the caller's."""

@@ -4,16 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from blendrag.vectorstores.interface import (
-    PAGE,
-    STORES,
-    TEXT_FIELDS,
-    TIMEOUT_S,
-    Address,
-    Fields,
-    VectorStore,
-    client_of,
-)
+from blendrag.vectorstores.interface import PAGE, STORES, TIMEOUT_S, Address, Fields, VectorStore, client_of
 
 _VECTORS = 100  # the types of fields from here on
 
@@ -22,7 +13,7 @@ _VECTORS = 100  # the types of fields from here on
 class Milvus(VectorStore):
     """A collection of Milvus: rows in the order of their primary keys, as they were at the first page."""
 
-    package, port = "pymilvus", 19530
+    package, port, most_folders = "pymilvus", 19530, 1
 
     @classmethod
     def connect(cls, at: Address) -> Milvus:
@@ -35,7 +26,7 @@ class Milvus(VectorStore):
         fields = [one["name"] for one in about["fields"] if int(one["type"]) < _VECTORS]
         key = next(one["name"] for one in about["fields"] if one.get("is_primary"))
         if about.get("enable_dynamic_field"):
-            fields += [name for name in (*TEXT_FIELDS, "_node_content") if name not in fields]
+            fields.append("$meta")  # all that are in no schema
         rows = self.client.query_iterator(self.collection, PAGE, output_fields=fields)
         try:
             while page := rows.next():

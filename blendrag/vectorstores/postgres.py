@@ -23,6 +23,7 @@ class Postgres(VectorStore):
     """
 
     package, port, options = "psycopg[binary]", 5432, ("host", "sslmode", "sslrootcert")
+    most_folders = 1
 
     @classmethod
     def connect(cls, at: Address) -> Postgres:

@@ -16,7 +16,9 @@ class Qdrant(VectorStore):
     @classmethod
     def connect(cls, at: Address) -> Qdrant:
         made = client_of("qdrant_client", cls.package).QdrantClient
-        client = made(url=at.url, api_key=at.key, timeout=TIMEOUT_S, check_compatibility=False)
+        client = made(
+            url=at.url, prefix=at.prefix, api_key=at.key, timeout=TIMEOUT_S, check_compatibility=False
+        )
         return cls(client, at.collection)
 
     def pages(self) -> Iterator[list[tuple[str, Fields]]]:

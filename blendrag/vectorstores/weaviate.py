@@ -14,6 +14,7 @@ class Weaviate(VectorStore):
     """A collection of Weaviate's, of one tenant where it has several: objects in the order of their ids."""
 
     package, port, options = "weaviate-client", 8080, ("grpc_host", "grpc_port", "tenant")
+    most_folders = 0
 
     def __init__(self, client: Any, collection: str, tenant: str | None = None) -> None:
         super().__init__(client, collection)

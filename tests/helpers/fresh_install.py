@@ -2,10 +2,10 @@
 
     python tests/helpers/fresh_install.py
 
-Says whether an index would take what is published, that README runs in an empty folder, what a
-client weighs, that it works, with the oldest packages that it promises, too, and that what others install
-resolves beside it. Takes some minutes, and packages from where pip takes them. Ends with an error at the
-first thing that fails.
+Says whether an index would take what is published, that README runs in an empty folder, what a client
+weighs, that it works, with a server of this checkout, and with the oldest packages that it promises, too, and
+that what others install resolves beside it. Takes some minutes, and packages from where pip takes them. Ends
+with an error at the first thing that fails.
 """
 
 from __future__ import annotations
@@ -20,11 +20,14 @@ import tarfile
 import tempfile
 import tomllib
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from email import message_from_bytes
 from pathlib import Path
 
 from packaging.requirements import Requirement
+
+from served import Server
 
 ROOT = Path(__file__).parents[2]
 CLIENTS = {  # what is installed, the framework that it is for, and what of client_walk.py it does
@@ -121,8 +124,20 @@ def readme(shop: Workshop) -> None:
         print(f"ran in an empty folder: {line}")
 
 
-def walk(python: Path, walks: list[str]) -> None:
+def walk(python: Path, walks: list[str], url: str) -> None:
+    """Do what a client does, with a scripted server and with a real one."""
     run(python, ROOT / "tests" / "helpers" / "client_walk.py", *walks)
+    run(python, ROOT / "tests" / "helpers" / "client_asks.py", url, *walks)
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """The URL of a server with an engine."""
+    server = Server(folder)
+    try:
+        yield str(server.wait().client.base_url)
+    finally:
+        server.end()
 
 
 def oldest(package: Path) -> list[str]:
@@ -133,7 +148,7 @@ def oldest(package: Path) -> list[str]:
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, served(Path(folder) / "kv") as url:
         shop = Workshop(Path(folder))
         published(shop.wheels)
         readme(shop)
@@ -148,16 +163,16 @@ def main() -> None:
             installed = mb(python.parents[1].rglob("*")) - before
             print(row.format(package, len(files), f"{mb(files):.0f}", f"{beside:.0f}", f"{installed:.0f}"))
             assert beside <= MAX_MB, package
-            walk(python, walks)
+            walk(python, walks, url)
 
             by_uv = [shop.uv, "pip", "install", "-q", "--find-links", shop.wheels, "--python"]
             python = shop.environment(f"{package}-uv")
             run(*by_uv, python, package)
-            walk(python, walks)
+            walk(python, walks, url)
             python = shop.environment(f"{package}-oldest")
             floors = oldest(ROOT) + (oldest(ROOT / "integrations" / package) if framework else [])
             run(*by_uv, python, package, *floors)
-            walk(python, walks)
+            walk(python, walks, url)
         for neighbour in NEIGHBOURS:
             wanted = "\n".join((*CLIENTS, "blendrag[cli,redis,s3]", neighbour))
             run(shop.uv, "pip", "compile", "-q", "--find-links", shop.wheels, "-", stdin=wanted)

@@ -21,7 +21,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 import blendrag
-from blendrag.errors import MissingDependencyError
+from blendrag.errors import MissingDependencyError, needs
 from blendrag.store.tiers import Context, TierSpec, make_tier
 from places import ROOT
 from stores import LAYOUT
@@ -233,6 +233,33 @@ def test_tier_names_the_extra_that_it_needs(
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(MissingDependencyError, match=rf'^\S+ is not .*pip install "blendrag\[{extra}\]"$'):
         make_tier(spec, LAYOUT, Context(Path()))
+
+
+@pytest.mark.parametrize(
+    ("extra", "module"),
+    [
+        ("blendrag[redis]", "redis"),
+        ("blendrag[cpu]", "sentence_transformers"),  # of an extra of its extra
+        ("blendrag[documents]", "pptx.util"),
+        ("blendrag[cli]", "numpy"),
+        ("llama-index-llms-blendrag[chroma]", "llama_index.vector_stores"),
+        ("langchain-blendrag[engine]", "torch"),
+    ],
+)
+def test_missing_module_is_laid_to_an_extra_that_brings_it(extra: str, module: str) -> None:
+    with pytest.raises(MissingDependencyError) as said, needs(extra):
+        raise ModuleNotFoundError(name=module)
+    assert str(said.value) == f'{module} is not installed: pip install "{extra}"'
+
+
+@pytest.mark.parametrize(
+    "module", ["vllm.engine.elsewhere", "einops", "redis", "blendrag.moved", "rich_text", None]
+)
+def test_missing_module_that_an_extra_does_not_bring_is_no_fault_of_it(module: str | None) -> None:
+    missing = ModuleNotFoundError(name=module)
+    with pytest.raises(ModuleNotFoundError) as said, needs("blendrag[cli,engine,index]"):
+        raise missing
+    assert said.value is missing
 
 
 def test_imports_load_no_heavy_library() -> None:

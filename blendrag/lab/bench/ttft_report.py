@@ -34,9 +34,9 @@ def print_ttft(results: TtftResults, console: Console) -> None:
             f"{arm.top1_agreement:.0%}",
         )
     legend = (
-        "TTFT: time to first token, median. prefix: vLLM's prefix caching, the same chunks seen"
-        " before in another order (by a hybrid model, in this one). exact: the prompt's own KV from a tree, in RAM or (cold) on disk. speed-up: full /"
-        " arm, repeat by repeat. KL, top-1: the first token against full's."
+        "TTFT: time to first token, median. prefix: vLLM's prefix caching, the same chunks seen before in"
+        " another order (of a hybrid model, in this order). exact: the prompt's own KV from a tree, in RAM or"
+        " (cold) on disk. speed-up: full / arm, repeat by repeat. KL, top-1: the first token against full's."
         " Below: chunk tokens computed again; load to engine: where the TTFT went, ms.\n"
     )
     for part in (speed, legend, _split("arm", results.arms.items()), _facts(results), _ingest(results)):

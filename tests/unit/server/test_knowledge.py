@@ -26,6 +26,7 @@ from blendrag.settings import Settings
 
 SETTINGS = Settings.load(max_model_len=512)
 PATH = "/v1/kb/collections/cities"
+JSON = {"content-type": "application/json"}
 
 
 @pytest.fixture
@@ -78,6 +79,32 @@ def test_misspelt_parameter_removes_nothing(blending: Blending) -> None:
             assert answer.status_code == 400
             assert "unknown parameter" in answer.text
         assert (await client.get(PATH)).json() == {"ids": ["b"]}
+
+    asked(blending, talk)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "said"),
+    [
+        ("PUT", PATH, {"document": {"a": "Of a."}}, "unknown field 'document'; did you mean documents?"),
+        ("PUT", PATH, {"documents": ["Of a."]}, "documents: Input should be a valid dictionary"),
+        ("PUT", PATH, {"documents": {"a": 1}}, "documents.a: Input should be a valid string"),
+        ("PUT", PATH, {"documents": dict.fromkeys(map(str, range(999)), 1)}, "documents.1: Input"),
+        ("PUT", PATH, "{documents", "the body is no JSON: Expecting property name"),
+        ("PUT", PATH, [], "the body has to be a JSON object"),
+        ("PUT", PATH.replace("cities", "my cities"), {"documents": {}}, "name: String should match"),
+        ("POST", "/v1/kb/prefetch", {"text": ["Of a."]}, "texts: Field required, unknown field 'text'; did"),
+    ],
+)
+def test_mistake_in_a_request_is_told_in_one_line(
+    blending: Blending, method: str, path: str, body: Any, said: str
+) -> None:
+    async def talk(client: httpx.AsyncClient) -> None:
+        content = body if isinstance(body, str) else json.dumps(body)
+        answer = await client.request(method, path, content=content, headers=JSON)
+        message = answer.json()["error"]["message"]
+        assert answer.status_code == 400
+        assert said in message and "\n" not in message and len(message) < 300
 
     asked(blending, talk)
 

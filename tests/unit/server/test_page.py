@@ -144,7 +144,7 @@ def test_ten_thousand_collections_are_listed_in_a_moment(tenants: Tenants) -> No
     many(tenants[""], 10_000)
     client, begun = TestClient(app(tenants)), time.monotonic()
     found = client.get("/v1/kb/collections", params={"after": "of-04999"}).json()
-    assert time.monotonic() - begun < 2, "some 0.1 s on two cores"
+    assert time.monotonic() - begun < 1, "some 10 ms on two cores"
     assert (len(found["collections"]), found["total"]) == (100, 10_001)
     assert found["collections"][0]["name"] == "of-05000"
 

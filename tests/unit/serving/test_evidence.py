@@ -102,3 +102,13 @@ def test_budget_that_nothing_came_of_is_told_of() -> None:
     assert made(BlendReport(cached=70, kv_whole="it is short"), RECIPE, **asked).kv_whole == "it is short"
     for none in (made(BlendReport(exact=80), path=path(3)), made(None), made(lost, RECIPE)):
         assert none.kv_whole == ""
+
+
+@pytest.mark.parametrize(("held", "reused"), [(0, [0, 0]), (2, [30, 0]), (3, [30, 40])])
+def test_document_whose_kv_is_not_there_is_not_told_as_reused(held: int, reused: list[int]) -> None:
+    """But for what is an exact prefix."""
+    unstored = frozenset({"a", "b"})
+    prompt = PlannedPrompt(PLAN, path=path(held) if held else None, unstored=unstored)
+    rows = [row for row in prompt.evidence(None, 0).documents if row["chunk_key"]]
+    assert [row["reused"] for row in rows] == reused
+    assert [row["kind"] for row in rows] == ["cached" if tokens else "fresh" for tokens in reused]

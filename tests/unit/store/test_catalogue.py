@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blendrag.errors import StoreError, StoreFullError
-from blendrag.store.catalogue import Catalogue
+from blendrag.serving.owners import SEPARATOR, owner_of
+from blendrag.store.catalogue import Catalogue, Totals
 from blendrag.store.contexts import Chunk
 from stores import IDENTITY, rows
 
@@ -25,7 +26,9 @@ def catalogue(tmp_path: Path) -> Iterator[Catalogue]:
 
 
 KEYS = st.sampled_from([f"k{n}" for n in range(6)])
-OWNERS = st.sampled_from(["one", "two", "three"])
+OWNERS = st.sampled_from(
+    ["one", "two", "three", *(owner_of("a", n) for n in "12"), *(owner_of("ab", n) for n in "12")]
+)
 STEPS = st.one_of(
     st.tuples(st.sampled_from(["register", "register, three inherits"]), OWNERS, st.lists(KEYS, max_size=6)),
     st.tuples(st.just("release"), OWNERS, st.just([])),
@@ -66,6 +69,17 @@ class Model:
 
     def state(self, keys: list[str], state: str) -> None:
         self.states.update({key: state for key in keys if key in self.states})
+
+    def collections(self) -> dict[str, Totals]:
+        named: dict[str, dict[str, set[str]]] = {}
+        for owner, keys in self.owners.items():
+            if (name := owner.partition(SEPARATOR)[0]) != owner:
+                named.setdefault(name, {})[owner] = keys
+        return {name: self.totals(set().union(*of.values()), len(of)) for name, of in named.items()}
+
+    def totals(self, keys: set[str], owners: int) -> Totals:
+        kinds = [sum(self.states[key] == kind for key in keys) for kind in ("ready", "pending", "evicted")]
+        return Totals(len(keys), *kinds, 3 * len(keys), 10 * kinds[0], owners)
 
     def may_be_deleted(self) -> set[str]:
         wanted = {key for key, state in self.states.items() if state != "evicted"}
@@ -129,10 +143,9 @@ def test_chunk_is_kept_exactly_as_long_as_somebody_owns_it(steps: list[tuple[str
             assert sorted(catalogue.doomed()) == sorted(model.may_be_deleted())
             assert catalogue.known() == catalogue.known([*states, "unknown"]) == set(states)
             assert all(catalogue.knows(f"k{n}") == (f"k{n}" in states) for n in range(6))
-            totals = catalogue.totals()
-            assert (totals.chunks, totals.owners) == (len(states), len(model.owners))
-            assert [totals.ready, totals.pending, totals.evicted] == [len(keys) for keys in by_state.values()]
-            assert (totals.bytes, totals.tokens) == (10 * len(by_state["ready"]), 3 * len(states))
+            assert catalogue.totals() == model.totals(set(states), len(model.owners))
+            collections = model.collections()
+            assert catalogue.collections("", "", 9) == (collections, len(collections))
         catalogue.close()
 
 

@@ -14,6 +14,7 @@ from statistics import median
 import numpy as np
 import pytest
 
+from blendrag.serving.owners import owner_of
 from blendrag.store.catalogue import Catalogue
 from forked import Forked
 from stores import IDENTITY
@@ -50,7 +51,11 @@ def root(chunks: int, tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
         db.executemany(
             "INSERT INTO owners VALUES (?, ?)",
-            ((f"/documents/{n:06}", key(m)) for n in range(owners) for m in range(n, chunks, owners)),
+            (
+                (f"/documents/{n:06}" if n % 2 else owner_of(f"of-{n % 4}", f"{n:06}"), key(m))
+                for n in range(owners)
+                for m in range(n, chunks, owners)
+            ),
         )
     catalogue.close()
     return root
@@ -132,6 +137,13 @@ def test_change_to_one_document_does_not_read_the_others(many: Catalogue, chunks
     assert took(lambda: many.release("volatile:new")) < every / 3
     assert took(lambda: many.doomed(), 3) < every / 100
     many.buried(many.doomed())
+
+
+def test_page_of_collections_reads_none_of_their_texts(many: Catalogue, chunks: int) -> None:
+    assert took(lambda: many.collections("", "", 100), 20) < 0.001
+    page, total = many.collections("", "", 100)
+    assert (list(page), total) == (["of-0", "of-2"], 2)
+    assert sum(of.ready for of in page.values()) == chunks // 2
 
 
 def test_figures_over_many_are_no_reason_to_wait(many: Catalogue) -> None:

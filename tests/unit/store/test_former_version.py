@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sqlite3
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ import torch
 
 from blendrag.errors import StoreMismatchError
 from blendrag.index.ledger import Ledger
-from blendrag.store.catalogue import Catalogue
+from blendrag.serving.owners import owner_of
+from blendrag.store.catalogue import Catalogue, Totals
 from blendrag.store.contexts import Contexts
 from blendrag.store.maintenance.closed_index import closed_index
 from blendrag.store.maintenance.verify import Verifier
@@ -121,6 +123,19 @@ def test_folder_of_the_version_that_did_not_chain_keys_works(former: Path) -> No
     chunks = Contexts(IDENTITY, (), 8).document([("a", (1,)), ("b", (2,))])
     assert catalogue.register("another", chunks) == []
     assert [entry.text for entry in catalogue.behind([chunks[0].key])] == ["b"]
+    catalogue.close()
+
+
+def test_collections_of_a_former_version_are_counted(former: Path) -> None:
+    db = sqlite3.connect(former / "catalogue.sqlite")
+    owned = [(owner_of("a", "1"), KEY), (owner_of("a", "2"), KEY), (owner_of("b", "1"), KEY)]
+    db.executemany("INSERT INTO owners VALUES (?, ?)", owned)
+    db.commit()
+    db.close()
+    catalogue = Catalogue.open(former, IDENTITY)
+    of_one = Totals(chunks=1, ready=1, pending=0, evicted=0, tokens=3, bytes=1132, owners=1)
+    assert catalogue.collections("", "", 9) == ({"a": replace(of_one, owners=2), "b": of_one}, 2)
+    assert sum(map(len, catalogue.owners().values())) == 4
     catalogue.close()
 
 

@@ -120,9 +120,13 @@ def test_plan_is_shown_as_one() -> None:
     rows = PLAN.describe()
     page = Page(Strip({"documents": rows}).html())
     assert (COLOURS["reused"], 10, 30) in page.drawn() and "(a plan)" in page.text
-    rows[1] |= {"kind": "fresh", "reused": 0, "reason": "its KV is not stored (any more): ingest again"}
+    rows[1] |= {
+        "kind": "fresh",
+        "reused": 0,
+        "reason": "its KV is not stored now: if it stays so, ingest again",
+    }
     html = Strip({"documents": rows}).html()
-    assert "leave.md, 30 tokens: computed (its KV is not stored (any more): ingest again)" in html
+    assert "leave.md, 30 tokens: computed (its KV is not stored now: if it stays so, ingest again)" in html
     switched_off = Strip({"documents": rows, "plain": "blending is switched off"})
     assert COLOURS["reused"] not in {colour for colour, _, _ in Page(switched_off.html()).drawn()}
 

@@ -16,7 +16,7 @@ from blendrag.errors import ConfigError, MissingDependencyError, SourceError, St
 from blendrag.serving.collection import KeptDocuments
 from blendrag.vectorstores import STORES, Address, Fields, StoreReport, VectorStore, interface, sync, text_of
 from keeping_server import Keeping
-from scripted_server import scripted
+from scripted_server import error, scripted
 
 KEY = "s3cr3t-of-the-store"
 
@@ -216,6 +216,8 @@ def test_row_of_any_kind_has_a_text_or_none(row: Fields, node: str) -> None:
         (f"qdrant://:{KEY}@h:port/x", "no URL of a vector store"),
         (f"chroma://h/x?tennant={KEY}", "did you mean tenant?"),
         (f"qdrant://h/x?api_key={KEY}", "no option 'api_key'"),
+        ("weaviate://h/proxy/x", "weaviate URLs have no folder before the collection, not proxy"),
+        ("milvus://h/proxy/db/x", "milvus URLs have 1 folder before the collection, not proxy/db"),
         ("lancedb:///no/such/folder/x", "no folder '/no/such/folder'|pip install lancedb"),
     ],
 )
@@ -233,6 +235,25 @@ def test_parts_of_a_url_are_read() -> None:
     assert Address.read("qdrant://h/x", "given").key == "given"
     assert Address.read("qdrant://:own@h/x", "given").key == "own"
     assert Address.read("elasticsearch://[::1]/x").url == "http://[::1]:9200"
+
+
+@pytest.mark.parametrize(
+    ("kind", "module"),
+    [
+        ("qdrant", "qdrant_client"),
+        ("chroma", "chromadb"),
+        ("elasticsearch", "elasticsearch"),
+        ("opensearch", "opensearchpy"),
+    ],
+)
+def test_store_behind_a_folder_of_a_proxy_is_asked_there(kind: str, module: str, server: Keeping) -> None:
+    pytest.importorskip(module)
+    with scripted() as proxy:
+        proxy.always = lambda *_: error(418, "no store")
+        url = proxy.url.replace("http", kind) + "/behind/a%20proxy/handbook"
+        with pytest.raises(SourceError, match="/behind/a proxy/handbook cannot be read"):
+            sync(url, RemoteChat(server.url).collection("x"), progress=False)
+    assert proxy.asked and all(path.startswith("/behind/a%20proxy/") for _, path, _ in proxy.asked)
 
 
 @pytest.mark.parametrize("kind", ["qdrant", "chroma"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +13,7 @@ from blendrag.errors import ConfigError
 from blendrag.vectorstores import sync, text_of
 from keeping_server import Keeping
 from scripted_server import scripted
-from vector_stores import COLLECTION, KINDS, Running
+from vector_stores import COLLECTION, KINDS, Running, milvus
 
 ROWS = {f"row-{n}": f"Text {n}." for n in range(600)}  # of more than two pages
 
@@ -82,3 +83,12 @@ def test_url_leads_to_the_store(store: Running, server: Keeping) -> None:
     if store.url is None:
         pytest.skip("this store is a library here, so no server can be away")
     assert sync(store.url, RemoteChat(server.url).collection("x"), progress=False).added == len(ROWS)
+
+
+def test_text_may_be_in_a_field_of_no_schema(tmp_path: Path, server: Keeping) -> None:
+    with ExitStack() as stack:
+        store = milvus(tmp_path, stack).store
+        row = {"id": "one", "vector": [1.0, 0.5], "prose": "Of a field of one's own."}
+        store.client.upsert(COLLECTION, [row])
+        sync(store, RemoteChat(server.url).collection("x"), text_field="prose", progress=False)
+    assert server.texts == [row["prose"]]
