@@ -45,7 +45,7 @@ def doctor(
             say(note)
     if not report.passed:
         say(
-            "this model will be served without blending"
+            f"this model will be served without blending{', with exact prefixes' if report.exact else ''}"
             if report.unsupported
             else "blending cannot be trusted with this model here: serve it without (BLENDRAG_BLEND=false)"
         )

@@ -58,6 +58,7 @@ class Check:
 @dataclass(frozen=True, slots=True)
 class DoctorReport:
     """The doctor's report. unsupported: why the model cannot be blended at all; it is then served without.
+    exact: of a model that is not blended, whether its exact prefixes are kept, with states behind them.
     layers, attention: as :class:`ModelCheck` has them. notes: what is amiss on this machine, whatever the
     model. tool_parser: vLLM's name of the one that reads calls; empty if blendrag does."""
 
@@ -65,6 +66,7 @@ class DoctorReport:
     architecture: str
     rows: tuple[Check, ...]
     unsupported: str | None = None
+    exact: bool = False
     layers: str = ""
     attention: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -94,7 +96,8 @@ def run_doctor(settings: Settings, note: Callable[[str], None] | None = None) ->
         )
         if facts.reason:
             row = Check("the model can be blended", facts.reason, "supported", False)
-            return replace(report, rows=(row, *(_states(engine, settings) if facts.states else ())))
+            states = _states(engine, settings) if facts.states else []
+            return replace(report, rows=(row, *states), exact=facts.states)
         tell("checking")
         rows, found = _Check(engine, settings).run()
         attention = tuple(found.attention)

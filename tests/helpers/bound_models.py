@@ -82,7 +82,7 @@ def _report(config: Any) -> DoctorReport:
     name = type(model).__name__
     leave_rows_whole(model)
     if reason := unsupported_reason(config, runner, model):
-        return DoctorReport("", name, (), reason)
+        return DoctorReport("", name, (), reason, exact=config.model_config.is_hybrid)
     decoder = make_decoder(model, config)
     cache = PagedCache(decoder.attentions, runner, _BLOCK_SIZE)
     if reason := unfit_reason(decoder, cache):
@@ -94,7 +94,7 @@ def _report(config: Any) -> DoctorReport:
         Check("mask", str(error), "0.01", error <= 0.01),
         Check("no output projection", str(sum(lost)), "0", not any(lost)),
     )
-    return DoctorReport("", name, rows, None, layers_of(decoder), tuple(attention_of(decoder)))
+    return DoctorReport("", name, rows, layers=layers_of(decoder), attention=tuple(attention_of(decoder)))
 
 
 def _groups(config: Any) -> list[list[Any]]:

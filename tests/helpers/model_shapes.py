@@ -83,7 +83,9 @@ class Shape:
         model.to(torch.bfloat16).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         # The backend of latents that every processor has; others ignore it.
-        arguments = {"attention_backend": "CPU_MLA"} if "kv_lora_rank" in self.options else {}
+        arguments: dict[str, Any] = {"attention_backend": "CPU_MLA"} if "kv_lora_rank" in self.options else {}
+        if any("mamba" in name for name in self.options):  # vLLM's CPU build ends with longer prompts, else
+            arguments["enable_prefix_caching"] = False
         return Settings.load(model=str(folder), max_model_len=1024, kv_cache_gib=1, engine_args=arguments)
 
 
@@ -99,7 +101,8 @@ def provide_torchvision(patch: pytest.MonkeyPatch) -> None:
 def check_page(shape: Shape, report: DoctorReport) -> None:
     """Compares the shape's row in docs/models.md with the report."""
     reason = (report.unsupported or "").partition(" (")[0]  # without what was measured
-    served = f"blended, layers {report.layers}" if report.layers else f"plainly: {reason}"
+    plain = "exact prefixes, with states" if report.exact else f"plainly: {reason}"
+    served = f"blended, layers {report.layers}" if report.layers else plain
     row = f"| {shape.title} | `{report.architecture}` | {served} | {', '.join(report.attention)} |"
     if os.environ.get(UPDATE):
         _write(shape, row)
@@ -126,6 +129,14 @@ def _write(shape: Shape, row: str) -> None:
 _WINDOWS = {"sliding_window": 64}
 _MOSTLY_WINDOWS = ["sliding_attention"] * 3 + ["full_attention"]
 _EXPERTS = {"num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+_LINEAR = {
+    "shared_expert_intermediate_size": 64,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+}
+_MOSTLY_LINEAR = ["linear_attention"] * 3 + ["full_attention"]
 _LLAMA3_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 500000.0,
@@ -357,13 +368,35 @@ SHAPES = (
     Shape(
         "Qwen 3 Next",
         "Qwen3NextConfig",
+        {**_LINEAR, **_EXPERTS},
+        _NO_ATTENTION,
+    ),
+    Shape(
+        "Qwen 3.5 and 3.6, 27B",
+        "Qwen3_5TextConfig",
+        {"layer_types": _MOSTLY_LINEAR, **_LINEAR},
+        _NO_ATTENTION,
+        reader=("Qwen3_5Config", {"vision_config": _QWEN_VISION, **_SIGNS}),
+    ),
+    Shape(
+        "Qwen 3.5 and 3.6, 35B-A3B",
+        "Qwen3_5MoeTextConfig",
+        {"layer_types": _MOSTLY_LINEAR, **_LINEAR, **_EXPERTS},
+        _NO_ATTENTION,
+        always=True,
+        reader=("Qwen3_5MoeConfig", {"vision_config": _QWEN_VISION, **_SIGNS}),
+    ),
+    Shape(
+        "Nemotron 3",
+        "NemotronHConfig",
         {
-            "shared_expert_intermediate_size": 64,
-            "linear_num_key_heads": 2,
-            "linear_num_value_heads": 4,
-            "linear_key_head_dim": 128,
-            "linear_value_head_dim": 128,
-            **_EXPERTS,
+            "hybrid_override_pattern": "M*-M*-",
+            "num_hidden_layers": 6,
+            "ssm_state_size": 32,
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 32,
+            "n_groups": 2,
+            "chunk_size": 64,
         },
         _NO_ATTENTION,
     ),
