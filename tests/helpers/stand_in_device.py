@@ -52,8 +52,8 @@ class DeviceTensor(torch.Tensor):
 
 
 class Crossings(TorchDispatchMode):
-    """Counts those of the thread that uses it. waits: what it waited for; uploads: what it sent; launches:
-    what else runs there, by name; nbytes: what those read and write."""
+    """Counts those of the thread that uses it. waits: what it waited for; uploads, downloads: what it
+    sent, and had sent to it; launches: what else runs there, by name; nbytes: what those read and write."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,6 +62,7 @@ class Crossings(TorchDispatchMode):
     def forget(self) -> None:
         self.waits: list[str] = []
         self.uploads: list[str] = []
+        self.downloads: list[str] = []
         self.launches: list[str] = []
         self.nbytes = 0
 
@@ -98,8 +99,8 @@ class Crossings(TorchDispatchMode):
         if name in ("copy_", "_to_copy"):
             source, target = (args[1], args[0].device) if name == "copy_" else (args[0], kwargs.get("device"))
             if target is not None and target.type != source.device.type:
-                sent = target.type == DEVICE.type and kwargs.get("non_blocking")
-                (self.uploads if sent else self.waits).append(name)
+                there = self.uploads if target.type == DEVICE.type else self.downloads
+                (there if kwargs.get("non_blocking") or True in args[2:] else self.waits).append(name)
         elif len(here) < len(tensors):
             mixed = any(each.dim() for each in here)
             by_mask = "index" in name and any(each.dtype == torch.bool for each in tensors)

@@ -47,7 +47,7 @@ class Counted(NamedTuple):
     waits: int
 
 
-COUNTED = Counted(question=49, repair=30, shift=39, written=8, shifted=13, scored=25, waits=1)
+COUNTED = Counted(question=21, repair=11, shift=22, written=3.4, shifted=11, scored=25, waits=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +57,8 @@ class Rates:
     large, few: FLOP of matrix products, of thousands of rows and of hundreds. attention: FLOP of the
     engine's. scattered: of our kernel. memory: bytes of the GPU's own. link: bytes of pinned memory to the
     GPU. copy: bytes that one thread of the host copies. launch_s: seconds of a launch from Python. chunk_s:
-    of what Python does to bring a layer of a chunk. wait_s: of a wait, with what the host does before it
-    launches again.
+    of what Python does to bring a layer of a chunk. wait_s, token_s: of a wait, and of what the host does for
+    each token of the prompt before it launches again.
     """
 
     large: float
@@ -70,7 +70,8 @@ class Rates:
     copy: float = 10e9
     launch_s: float = 5e-6
     chunk_s: float = 45e-6
-    wait_s: float = 3e-3
+    wait_s: float = 5e-4
+    token_s: float = 1.2e-7
 
 
 class Gpu(NamedTuple):
@@ -197,7 +198,7 @@ def estimate(
             counted.written * kv + counted.scored * scores,
             counted.question,
         ),
-        wait_s=counted.waits * rates.wait_s,
+        wait_s=counted.waits * (rates.wait_s + cached * rates.token_s),
         repair_s=computed(rows, pairs, counted.shifted * kv, launches),
         last_s=2 * step,
     )
