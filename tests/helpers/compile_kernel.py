@@ -1,5 +1,5 @@
-"""Compile the attention kernel for GPUs that are not here: a line each of target, type, head size and bytes
-of shared memory. Run as a script: Triton's interpreter, once chosen in a process, compiles nothing."""
+"""Compile our kernels for GPUs that are not here: a line each of target, what was compiled and bytes of
+shared memory. Run as a script: Triton's interpreter, once chosen in a process, compiles nothing."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from blendrag.attention.paged_kernel import Tile, attend
+from blendrag.load.decode_kernel import decode
+from blendrag.store.codec import CODECS
 
 TARGETS = [GPUTarget("cuda", 80, 32), GPUTarget("cuda", 90, 32), GPUTarget("hip", "gfx942", 64)]
 SHAPES = [("bf16", 2, 128), ("bf16", 2, 256)]
@@ -39,7 +41,21 @@ def source(dtype: str, itemsize: int, size: int) -> ASTSource:
     return ASTSource(attend, types, {at[name]: value for name, value in fixed.items()}, aligned)
 
 
+def decoding(codec: str) -> ASTSource:
+    fixed = {"CODEC": codec, "HEADS": 8, "OWN": 8, "SIZE": 128, "WIDTH": 128, "TOKENS": 16}
+    types = {"rows": "*u8", "table": "*i64", "numbers": "*bf16", "part_stride": "i64"}
+    at = {name: (number,) for number, name in enumerate(decode.arg_names)}
+    return ASTSource(
+        decode,
+        types | dict.fromkeys(fixed, "constexpr"),
+        {at[name]: value for name, value in fixed.items()},
+        {at["rows"]: [["tt.divisibility", 16]]},
+    )
+
+
 for target in TARGETS:
+    for codec in sorted(CODECS):
+        print(target.arch, "decode", codec, triton.compile(decoding(codec), target).metadata.shared)
     for dtype, itemsize, size in SHAPES:
         made = triton.compile(source(dtype, itemsize, size), target, {"num_stages": 2})
         print(target.arch, dtype, size, made.metadata.shared)

@@ -6,7 +6,7 @@ deviation is known. It is passed on inside a chunk, weighted by distance, layer 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,9 +101,9 @@ class Shift:
             return None
         first, last = np.searchsorted(self._chunks, self._chunks[sources[0]]), self._chunks[sources[-1]]
         span = slice(int(first), int(np.searchsorted(self._chunks, last, side="right")))
-        parts = _near(self._chunks[span], sources - first, tells)
+        parts: Sequence[Any] = _near(self._chunks[span], sources - first, tells)
         if device.type != "cpu":  # millions of weights: the device would wait for the host
-            parts = tuple(upload(each, device) for each in parts)
+            parts = [upload(each, device) for each in parts]
         weights: torch.Tensor = torch.as_tensor(_weights(*parts))
         at = tokens.cached[span]
         return _Plan(

@@ -11,7 +11,7 @@ from vllm.platforms import current_platform
 
 def rotated(
     rotary: Any, positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+) -> tuple[Any, Any]:
     """Apply a model's RoPE to [n, heads * size] each, in place where there is a kernel. Engines that compile
     their model leave the module's own call to plain operations, which take a dozen launches outside of it."""
     fused = isinstance(rotary, RotaryEmbedding) and type(rotary).forward_cuda is RotaryEmbedding.forward_cuda

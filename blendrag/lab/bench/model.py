@@ -69,7 +69,7 @@ class Rates:
     link: float
     copy: float = 10e9
     launch_s: float = 5e-6
-    chunk_s: float = 45e-6
+    chunk_s: float = 14e-6
     wait_s: float = 5e-4
     token_s: float = 1.2e-7
 
@@ -170,10 +170,11 @@ def estimate(
     counted: Counted = COUNTED,
 ) -> Estimate:
     """Return the estimate for a prompt of documents and a short question. tier: bytes/s at which their KV
-    comes into memory, if it is not there."""
+    comes into memory, if it is not there; it is copied to pinned memory then."""
     cached = tokens - FRESH_TOKENS
     row = make_codec(codec, shape.kv_heads, shape.size, torch.bfloat16).row_bytes(CHUNK_TOKENS)
     chunk_layers = shape.layers * cached / CHUNK_TOKENS
+    coming = 0 if tier == float("inf") else row / tier + row / rates.copy
     kv = 2.0 * _BYTES * cached * shape.layers * shape.kv_heads * shape.size
 
     def attended(pairs: float) -> float:
@@ -191,11 +192,11 @@ def estimate(
     step = _BYTES * (shape.weights + shape.hidden * shape.vocabulary) / rates.memory
     return Estimate(
         full_s=products + attended(tokens**2 / 2) / rates.attention,
-        load_s=chunk_layers * (row / min(rates.copy, rates.link, tier) + rates.chunk_s),
+        load_s=chunk_layers * max(row / rates.link, rates.chunk_s + coming),
         question_s=computed(
             QUESTION_TOKENS,
             QUESTION_TOKENS * tokens,
-            counted.written * kv + counted.scored * scores,
+            counted.written * kv + counted.scored * scores + chunk_layers * row + kv,
             counted.question,
         ),
         wait_s=counted.waits * (rates.wait_s + cached * rates.token_s),
@@ -301,8 +302,9 @@ def print_model(results: ModelResults, console: Console) -> None:
     parts = table_with(
         "tokens", "codec", "full", "load", "question", "wait", "repair", "last", "sum", "times"
     )
-    for here, rates in (("", results.rates), (" here", results.here)):
-        for tokens in _LENGTHS if rates else ():
+    measured = [(" here", results.here)] if results.here else []
+    for here, rates in [("", results.rates), *measured]:
+        for tokens in _LENGTHS:
             for codec in _CODECS:
                 found = estimate(rates, shape, tokens, balanced, codec)
                 numbers = [*asdict(found).values(), found.blend_s]
