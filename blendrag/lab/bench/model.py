@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
+from rich.table import Table
 
 from blendrag.errors import ConfigError
 from blendrag.options import STEPS
@@ -202,7 +203,7 @@ def estimate(
         ),
         wait_s=counted.waits * (rates.wait_s + cached * rates.token_s),
         repair_s=computed(rows, pairs, counted.shifted * kv, launches),
-        last_s=2 * step,
+        last_s=2 * step,  # the engine's own, and what it has begun before
     )
 
 
@@ -289,6 +290,7 @@ class ModelResults:
 
 
 _CODECS = ("raw", "int8")
+_PARTS = ("full", "load", "question", "wait", "repair", "last")
 
 
 def run_model(options: ModelOptions) -> ModelResults:
@@ -297,12 +299,11 @@ def run_model(options: ModelOptions) -> ModelResults:
     return ModelResults(options, here)
 
 
-def print_model(results: ModelResults, console: Console) -> None:
-    """Print where the time goes, how other GPUs and ratios do, and from which length on a blend is faster."""
+def tables(results: ModelResults) -> list[Table]:
+    """Return where the time goes, how other GPUs and ratios do, and from which length on blends are
+    faster."""
     shape, balanced = SHAPES[EIGHT], STEPS["balanced"].recompute_ratio
-    parts = table_with(
-        "tokens", "codec", "full", "load", "question", "wait", "repair", "last", "sum", "times"
-    )
+    parts = table_with("tokens", "codec", *_PARTS, "sum", "times faster")
     measured = [(" here", results.here)] if results.here else []
     for here, rates in [("", results.rates), *measured]:
         for tokens in _LENGTHS:
@@ -311,7 +312,7 @@ def print_model(results: ModelResults, console: Console) -> None:
                 numbers = [*asdict(found).values(), found.blend_s]
                 shown = (f"{1e3 * number:,.1f}" for number in numbers)
                 parts.add_row(f"{tokens:,}{here}", codec, *shown, f"{found.times:.1f}")
-    others = table_with("GPU", *(f"{name} {n >> 10}K" for name in STEPS for n in _LENGTHS))
+    others = table_with("times faster", *(f"{name} {n >> 10}K" for name in STEPS for n in _LENGTHS))
     for gpu in GPUS.values():
         of_gpu = (
             estimate(gpu.rates, shape, tokens, step.recompute_ratio).times
@@ -319,16 +320,22 @@ def print_model(results: ModelResults, console: Console) -> None:
             for tokens in _LENGTHS
         )
         others.add_row(gpu.name, *(f"{times:.1f}" for times in of_gpu))
-    faster = table_with("model", *(f"{name}{tier}" for name in GPUS for tier in ("", ", disk")))
+    faster = table_with("tokens", *GPUS)
     for name, each in SHAPES.items():
-        lengths = (
-            break_even(gpu.rates, each, balanced, tier)
-            for gpu in GPUS.values()
-            for tier in (float("inf"), DISK)
-        )
-        faster.add_row(name, *("never" if length is None else f"{length:,}" for length in lengths))
-    console.print(f"{EIGHT} on {results.options.gpu}, by its stated rates, balanced, ms", parts)
-    console.print("\nTimes faster than full prefill, int8 in RAM", others)
-    console.print("\nTokens from which on balanced is faster, int8 in RAM, or on a disk of 2.8 GB/s", faster)
+        for where, tier in (("RAM", float("inf")), ("disk", DISK)):
+            lengths = (break_even(gpu.rates, each, balanced, tier) for gpu in GPUS.values())
+            faster.add_row(f"{name}, {where}", *("never" if at is None else f"{at:,}" for at in lengths))
+    return [parts, others, faster]
+
+
+def print_model(results: ModelResults, console: Console) -> None:
+    """Print the tables, and where the rates are from."""
+    titles = (
+        f"{EIGHT} on {results.options.gpu}, by what is stated of it: balanced, KV in RAM, ms",
+        f"{EIGHT}, int8 in RAM",
+        "Where balanced begins to be faster, int8 in RAM, or on a disk of 2.8 GB/s",
+    )
+    for title, table in zip(titles, tables(results), strict=True):
+        console.print(title, table, "", sep="\n", markup=False)
     for gpu in GPUS.values():
         console.print(f"{gpu.name}: {gpu.source}", markup=False)
