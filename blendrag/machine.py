@@ -80,8 +80,8 @@ def memory() -> int:
 
 
 def memory_for_kv() -> int:
-    """Return how many bytes of memory keep KV by default. A GPU computes much of a prompt in the time in which
-    a disk brings its KV."""
+    """Return how many bytes of memory keep KV by default. A GPU computes much of a prompt in the time in
+    which a disk brings its KV."""
     least = 2 << 30
     return max(least, memory() // 8) if _NVIDIA.exists() else least
 
