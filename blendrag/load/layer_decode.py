@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Self
 
 import torch
 
@@ -26,45 +25,36 @@ class Encoded:
     head: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class LayerDecode:
-    """The decoding of a layer whose rows lie behind each other on a device.
+    """The decoding of a layer of some chunks, whose rows lie behind each other on a device, in order."""
 
-    table: [chunks, 9] int64: place, length, head, and where the row's arrays are among all bytes.
-    """
-
-    codec: Codec
-    layout: Layout
-    table: torch.Tensor
-    longest: int
-
-    @classmethod
-    def of(cls, chunks: Sequence[Encoded], codec: Codec, layout: Layout, device: torch.device) -> Self:
-        """Prepare the decoding of every layer of these chunks, in the order of their rows."""
-        lines, begin = [], 0
+    def __init__(self, chunks: Sequence[Encoded], codec: Codec, layout: Layout) -> None:
+        self._codec, self._layout = codec, layout
+        lines, begin = [], 0  # place, length, head, and where the row's arrays are among all bytes
         for chunk in chunks:
             arrays = [begin + at for at in codec.arrays(chunk.tokens)]
             lines.append([chunk.place, chunk.length, chunk.head, *arrays, *[0] * (6 - len(arrays))])
             begin += codec.row_bytes(chunk.tokens)
-        table = torch.tensor(lines)
-        if device.type != "cpu":
-            table = table.pin_memory().to(device, non_blocking=True)
-        return cls(codec, layout, table, max(chunk.length for chunk in chunks))
+        self._table = torch.tensor(lines)
+        self._longest = max(chunk.length for chunk in chunks)
 
     def __call__(self, rows: torch.Tensor, numbers: torch.Tensor) -> None:
-        """Decode ``rows``, uint8, to ``numbers``, [2, tokens, own heads, size], of the layout's type."""
+        """Decode ``rows``, uint8, to ``numbers``, [2, tokens, own heads, size], of the layout's type, on the
+        current stream. rows: a tensor that begins where the first of them does."""
         # Only builds of torch for GPUs bring Triton, which this imports.
         from blendrag.load.decode_kernel import decode
 
-        heads, size = self.codec.heads, self.codec.size
-        decode[len(self.table), -(-self.longest // _TOKENS), heads](
+        if self._table.device != rows.device:  # sent once, on the stream that reads it
+            self._table = self._table.pin_memory().to(rows.device, non_blocking=True)
+        heads, size = self._codec.heads, self._codec.size
+        decode[len(self._table), -(-self._longest // _TOKENS), heads](
             rows,
-            self.table,
+            self._table,
             numbers,
             numbers.stride(0),
-            CODEC=self.layout.identity.codec,
+            CODEC=self._layout.identity.codec,
             HEADS=heads,
-            OWN=len(self.layout.own),
+            OWN=len(self._layout.own),
             SIZE=size,
             WIDTH=1 << (size - 1).bit_length(),
             TOKENS=_TOKENS,

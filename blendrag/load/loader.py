@@ -226,7 +226,8 @@ class _Loading(StoredLayers):
         except BaseException as error:
             self._ready.put(error)
         finally:
-            self._slots.settle()
+            with suppress(RuntimeError):  # whoever computes next is told of a device that has failed
+                self._slots.settle()
             self._close_records()
 
     def _load(self, first: int, last: int) -> None:
@@ -308,7 +309,7 @@ def _decode_at_once(parts: Sequence[_Part], layout: Layout, device: torch.device
     for part in parts:
         first = part.shard * codec.heads - layout.own.start
         chunks.append(Encoded(part.span.opened.head.tokens, part.span.length, part.at, first))
-    return LayerDecode.of(chunks, codec, layout, device)
+    return LayerDecode(chunks, codec, layout)
 
 
 def _rounded(size: int) -> int:

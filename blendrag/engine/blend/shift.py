@@ -113,7 +113,7 @@ class Shift:
             positions=upload(at, device),
             places=self._forward.pages.places(at),
             near=torch.as_tensor(parts[0][0]),
-            weights=weights.to(self._forward.decoder.dtype),
+            weights=weights.to(self._forward.decoder.dtype).contiguous(),
             turned={},
         )
 

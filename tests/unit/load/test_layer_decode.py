@@ -55,7 +55,7 @@ def test_layer_is_what_the_codec_reads(
         at, of = slice(chunk.place, chunk.place + chunk.length), slice(chunk.head, chunk.head + codec.heads)
         codec.decode(row, chunk.tokens, *expected[:, at, of])
     found = torch.zeros_like(expected, device=DEVICE)
-    LayerDecode.of(encoded, codec, layout, found.device)(torch.cat(rows).to(DEVICE), found)
+    LayerDecode(encoded, codec, layout)(torch.cat(rows).to(DEVICE), found)
     rounded = torch.finfo(dtype).eps * float(expected.abs().max())  # a product and a sum, together or apart
     torch.testing.assert_close(found.cpu(), expected, rtol=0, atol=0 if name == "raw" else rounded)
 
