@@ -76,10 +76,11 @@ class Rates:
 
 
 class Gpu(NamedTuple):
-    """A GPU as its maker states it: FLOP/s of dense bfloat16, bytes/s of its memory, and of its link one
-    way."""
+    """A GPU as its maker states it: bytes of its memory, FLOP/s of dense bfloat16, bytes/s of its memory, and
+    of its link one way."""
 
     name: str
+    size: float
     flops: float
     memory: float
     link: float
@@ -102,12 +103,12 @@ class Gpu(NamedTuple):
 GPUS = {
     gpu.name: gpu
     for gpu in (
-        Gpu("H100", 989e12, 3.35e12, 64e9, "NVIDIA H100 data sheet, SXM"),
-        Gpu("H200", 989e12, 4.8e12, 64e9, "NVIDIA H200 data sheet, SXM"),
-        Gpu("A100", 312e12, 2.039e12, 32e9, "NVIDIA A100 data sheet, SXM of 80 GB"),
-        Gpu("L40S", 362e12, 0.864e12, 32e9, "NVIDIA L40S data sheet"),
-        Gpu("RTX 4090", 165e12, 1.008e12, 32e9, "NVIDIA Ada architecture paper, sums in float32"),
-        Gpu("MI300X", 1307e12, 5.3e12, 64e9, "AMD Instinct MI300X data sheet"),
+        Gpu("H100", 80e9, 989e12, 3.35e12, 64e9, "NVIDIA H100 data sheet, SXM"),
+        Gpu("H200", 141e9, 989e12, 4.8e12, 64e9, "NVIDIA H200 data sheet, SXM"),
+        Gpu("A100", 80e9, 312e12, 2.039e12, 32e9, "NVIDIA A100 data sheet, SXM of 80 GB"),
+        Gpu("L40S", 48e9, 362e12, 0.864e12, 32e9, "NVIDIA L40S data sheet"),
+        Gpu("RTX 4090", 24e9, 165e12, 1.008e12, 32e9, "NVIDIA Ada architecture paper, sums in float32"),
+        Gpu("MI300X", 192e9, 1307e12, 5.3e12, 64e9, "AMD Instinct MI300X data sheet"),
     )
 }
 
@@ -299,6 +300,13 @@ def run_model(options: ModelOptions) -> ModelResults:
     return ModelResults(options, here)
 
 
+def _from_when(gpu: Gpu, shape: Shape, ratio: float, tier: float) -> str:
+    if _BYTES * (shape.weights + 2 * shape.hidden * shape.vocabulary) > 0.9 * gpu.size:
+        return "too large"
+    length = break_even(gpu.rates, shape, ratio, tier)
+    return "never" if length is None else f"{length:,}"
+
+
 def tables(results: ModelResults) -> list[Table]:
     """Return where the time goes, how other GPUs and ratios do, and from which length on blends are
     faster."""
@@ -323,8 +331,8 @@ def tables(results: ModelResults) -> list[Table]:
     faster = table_with("tokens", *GPUS)
     for name, each in SHAPES.items():
         for where, tier in (("RAM", float("inf")), ("disk", DISK)):
-            lengths = (break_even(gpu.rates, each, balanced, tier) for gpu in GPUS.values())
-            faster.add_row(f"{name}, {where}", *("never" if at is None else f"{at:,}" for at in lengths))
+            cells = (_from_when(gpu, each, balanced, tier) for gpu in GPUS.values())
+            faster.add_row(f"{name}, {where}", *cells)
     return [parts, others, faster]
 
 
