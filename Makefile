@@ -65,7 +65,7 @@ nightly-kernel: setup
 	@$(MAKE) --no-print-directory $(KERNEL)
 	TRITON_INTERPRET=1 PYTHONPATH="$(abspath $(KERNEL)):$$PYTHONPATH" $(BIN)/pytest -q \
 		tests/unit/attention tests/unit/engine/test_paged_cache.py tests/unit/engine/test_gpu_backends.py \
-		tests/gpu/test_tensors.py
+		tests/unit/load/test_layer_decode.py tests/gpu/test_tensors.py
 
 nightly-engines: setup
 	$(PARTED) -m "nightly $(foreach part,ranks models docs large,and not nightly(part='$(part)'))"

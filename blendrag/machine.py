@@ -19,6 +19,7 @@ from blendrag.errors import BlendragWarning
 from blendrag.version import __version__
 
 _NVIDIA = Path("/dev/nvidiactl")  # made by the driver
+_CONTAINER = Path("/sys/fs/cgroup/memory.max")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class Machine:
             cpu=cpu(),
             cores=cores(),
             threads=threads,
-            memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+            memory=memory(),
             device=device,
             os=platform.platform(),
             python=platform.python_version(),
@@ -68,6 +69,21 @@ class Machine:
 def cores() -> int:
     """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0))
+
+
+def memory() -> int:
+    """Return the bytes of memory that this process may use, of the machine or its container."""
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with contextlib.suppress(OSError, ValueError):  # no container, or none with a limit ("max")
+        whole = min(whole, int(_CONTAINER.read_text()))
+    return whole
+
+
+def memory_for_kv() -> int:
+    """Return how many bytes of memory keep KV by default. A GPU computes much of a prompt in the time in
+    which a disk brings its KV."""
+    least = 2 << 30
+    return max(least, memory() // 8) if _NVIDIA.exists() else least
 
 
 def installed_vllm() -> str | None:

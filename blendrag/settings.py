@@ -26,6 +26,7 @@ from pydantic_settings import (
 from blendrag.choice import Choice, count
 from blendrag.errors import ConfigError
 from blendrag.former import FORMER, up_to_date
+from blendrag.machine import memory_for_kv
 from blendrag.models import DEFAULT_EMBEDDER, DEFAULT_MODEL
 from blendrag.names import closest
 from blendrag.options import BlendOptions, BlendOverrides, resolved, spelled_out
@@ -112,7 +113,7 @@ class Settings(BlendOverrides, BaseSettings):
 
     # Store
     tiers: tuple[TierSpec, ...] = Field(
-        (), description="Where KV is kept, fastest first; empty: 2 GiB of RAM over the index's folder."
+        (), description="Where KV is kept, fastest first; empty: RAM over the index's folder."
     )
     order: str = Field(
         "retrieved",
@@ -174,7 +175,7 @@ class Settings(BlendOverrides, BaseSettings):
     @property
     def stack(self) -> tuple[TierSpec, ...]:
         """The tiers, fastest first."""
-        return self.tiers or (TierSpec(kind="ram", bytes=2 << 30), TierSpec(kind="disk"))
+        return self.tiers or (TierSpec(kind="ram", bytes=memory_for_kv()), TierSpec(kind="disk"))
 
     @property
     def tree(self) -> tuple[TierSpec, ...]:

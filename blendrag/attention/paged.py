@@ -65,6 +65,6 @@ def paged_attention(
         LANES=tile.lanes,
         KEYS=tile.keys,
         WIDTH=tile.width,
-        num_stages=2,
+        **tile.options,
     )
     return out

@@ -6,7 +6,9 @@ import torch
 
 from blendrag.attention.scores import Scores
 
-_SCORES_AT_ONCE = 1 << 22  # scores of one band, in float32: 16 MiB
+# Scores of one band, in float32: 16 MiB, and 128 on other devices, where launches take longer than bytes.
+_SCORES_AT_ONCE = 1 << 22
+_SCORES_ON_DEVICE = 1 << 25
 
 
 def question_attention(
@@ -31,7 +33,8 @@ def question_attention(
     old, new = cached_key.permute(1, 2, 0), fresh_key.permute(1, 2, 0)  # [kv_heads, d, n], [kv_heads, d, f]
     keys = torch.cat([cached, fresh])
     masked = n if scores.window is None else 0  # only windows hide cached tokens
-    rows = max(1, _SCORES_AT_ONCE // (query.shape[1] * (keys.numel() + 1)))
+    most = _SCORES_AT_ONCE if query.device.type == "cpu" else _SCORES_ON_DEVICE
+    rows = max(1, most // (query.shape[1] * (keys.numel() + 1)))
     for begin in range(0, positions.numel(), rows):
         at = positions[begin : begin + rows]
         band = (query[begin : begin + rows] * scores.scale).unflatten(1, (kv_heads, group))

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import torch
 
+from blendrag.load.layer_decode import Encoded, LayerDecode, decodes_at_once
 from blendrag.load.layers import StoredLayer, StoredLayers
 from blendrag.load.slots import Slots, make_slots
 from blendrag.load.trace import Trace
@@ -114,7 +115,7 @@ class LayerLoader:
             self.drain()
             self._slots = make_slots(count, _rounded(numbers), _rounded(nbytes), layout.dtype, device)
             self._kind = kind
-        return _Loading(self._thread, self._slots, count, tokens, spans, layout, trace, filled)
+        return _Loading(self._thread, self._slots, count, tokens, spans, layout, device, trace, filled)
 
     @property
     def thread(self) -> Executor:
@@ -135,6 +136,7 @@ class _Loading(StoredLayers):
         tokens: int,
         spans: Sequence[LoadSpan],
         layout: Layout,
+        device: torch.device,
         trace: Trace,
         filled: Filled | None,
     ) -> None:
@@ -143,6 +145,7 @@ class _Loading(StoredLayers):
         self._parts = _Part.all_of(spans)
         self._shape = (2, tokens, len(layout.own), layout.size)
         self._numbers = math.prod(self._shape)
+        self._at_once = _decode_at_once(self._parts, layout, device)
         self._free = threading.Semaphore(count)
         self._ready: queue.SimpleQueue[int | BaseException] = queue.SimpleQueue()
         self._held: int | None = None
@@ -223,6 +226,8 @@ class _Loading(StoredLayers):
         except BaseException as error:
             self._ready.put(error)
         finally:
+            with suppress(RuntimeError):  # whoever computes next is told of a device that has failed
+                self._slots.settle()
             self._close_records()
 
     def _load(self, first: int, last: int) -> None:
@@ -236,6 +241,9 @@ class _Loading(StoredLayers):
     def _decode(self, rows: Sequence[torch.Tensor], numbers: torch.Tensor) -> None:
         """Decode a row of every part to the beginning of ``numbers``."""
         both = numbers[: self._numbers].view(self._shape)
+        if self._at_once is not None:
+            self._at_once(rows[0], both)
+            return
         for part, row in zip(self._parts, rows, strict=True):
             key, value = both[:, part.at : part.at + part.span.length]
             part.span.opened.head.decode(row, part.shard, key, value)
@@ -286,6 +294,22 @@ class _Loading(StoredLayers):
         if opened:
             records = [Record(one.head, kept, one.head.own_rows.start) for one, kept in opened]
             filled(records, [one.tier for one, _ in opened])
+
+
+def _decode_at_once(parts: Sequence[_Part], layout: Layout, device: torch.device) -> LayerDecode | None:
+    """Return what decodes a layer of all parts by one launch; None where it takes several: without kernels,
+    and where shards differ, or are not all this process's."""
+    shards = {part.span.opened.head.shards for part in parts}
+    if not parts or len(shards) > 1 or not decodes_at_once(device):
+        return None
+    codec = layout.codec_of(shards.pop())
+    if len(layout.own) % codec.heads or layout.own.start % codec.heads:
+        return None
+    chunks = []
+    for part in parts:
+        first = part.shard * codec.heads - layout.own.start
+        chunks.append(Encoded(part.span.opened.head.tokens, part.span.length, part.at, first))
+    return LayerDecode(chunks, codec, layout)
 
 
 def _rounded(size: int) -> int:

@@ -24,7 +24,7 @@ class Slots:
 
     def fill(self, slot: int, rows: Sequence[torch.Tensor], decode: Decode) -> None:
         """Have a layer's rows decoded into a slot, once its former content has been used. Called in the
-        loader's thread; the rows are free again when this returns."""
+        loader's thread; rows that are not in pinned memory are free again when this returns."""
         decode(rows, self._numbers[slot])
 
     def receive(self, slot: int) -> torch.Tensor:
@@ -34,10 +34,14 @@ class Slots:
     def done(self, slot: int) -> None:
         """Note that what was launched so far is the last computation to use this slot."""
 
+    def settle(self) -> None:
+        """Wait until all rows that were given are free."""
+
 
 class CudaSlots(Slots):
-    """Slots on the device. Rows go there as they are stored, by pinned memory, and are decoded there, since a
-    processor decodes slower than it copies. All of that is on a stream of the loader's own."""
+    """Slots on the device. Rows go there as they are stored, from pinned memory, and are decoded there, since
+    a processor decodes slower than it copies. All of that is on a stream of the loader's own. Rows that are
+    not in pinned memory are copied there first."""
 
     def __init__(
         self, count: int, numbers: int, nbytes: int, dtype: torch.dtype, device: torch.device
@@ -59,11 +63,13 @@ class CudaSlots(Slots):
         self._filled[slot].synchronize()
         lengths = [row.numel() for row in rows]
         nbytes = sum(lengths)
-        torch.cat(list(rows), out=self._pinned[slot, :nbytes])
+        staged, there = (memory[:nbytes].split(lengths) for memory in (self._pinned[slot], self._rows))
         with torch.cuda.stream(self._stream):
-            self._rows[:nbytes].copy_(self._pinned[slot, :nbytes], non_blocking=True)
+            for row, here, into in zip(rows, staged, there, strict=True):
+                sent = row if row.is_pinned() else here.copy_(row.view(-1))
+                into.copy_(sent.view(-1), non_blocking=True)
             self._stream.wait_event(self._done[slot])
-            decode(self._rows[:nbytes].split(lengths), self._numbers[slot])
+            decode(there, self._numbers[slot])
             self._filled[slot].record(self._stream)
 
     def receive(self, slot: int) -> torch.Tensor:
@@ -72,6 +78,10 @@ class CudaSlots(Slots):
 
     def done(self, slot: int) -> None:
         self._done[slot].record(torch.cuda.current_stream(self._numbers.device))
+
+    def settle(self) -> None:
+        for event in self._filled:
+            event.synchronize()
 
 
 def make_slots(count: int, numbers: int, nbytes: int, dtype: torch.dtype, device: torch.device) -> Slots:

@@ -18,7 +18,7 @@ Metric = Literal["v", "k", "kv"]
 @dataclass(frozen=True, slots=True)
 class CachedTokens:
     """The cached tokens a selector chooses from: all of them at its first check layer, survivors later. All
-    tensors are on the CPU.
+    tensors but ``attention``, which is where it was computed, are on the CPU.
 
     offsets: [n] int64, place of each token inside its chunk.
     lengths: [n] int64, length of the chunk each token belongs to.
@@ -93,7 +93,8 @@ class RankedSelector(Selector):
         scores = self.rank(tokens)
         order = torch.sort(scores, descending=True, stable=True).indices
         top = order[: budget(tokens.total, self.share(layer))]
-        return torch.sort(top[scores[top] > float("-inf")]).values
+        top, worth = torch.stack([top.double(), scores[top].double()]).cpu()  # together: each would be a wait
+        return torch.sort(top[worth > float("-inf")].long()).values
 
 
 SELECTORS = Registry[Selector]("selector")

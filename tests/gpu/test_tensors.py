@@ -8,6 +8,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from blendrag.attention.paged import paged_attention
 from blendrag.attention.question import question_attention
 from blendrag.attention.runs import dense_attention
 from blendrag.attention.scores import Scores
+from blendrag.lab.bench.model import GPUS, measure
 from blendrag.load.loader import LayerLoader, LoadSpan
 from blendrag.load.trace import Trace
 from blendrag.options import BlendOptions
@@ -99,6 +101,19 @@ def causal(length: int) -> Callable[[], torch.Tensor]:
     query, key, value = (torch.ones(1, n, length, SIZE, dtype=DTYPE, device=DEVICE) for n in heads)
     attend = torch.nn.functional.scaled_dot_product_attention
     return lambda: attend(query, key, value, is_causal=True, enable_gqa=True)
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="the rates of a GPU")
+def test_rates_are_those_that_the_model_of_the_time_takes(tables: Tables) -> None:
+    """Estimate beside measurement: shown, since another GPU has others."""
+    name = torch.cuda.get_device_name()
+    stated = [gpu for gpu in GPUS.values() if gpu.name.split()[-1] in name] or [GPUS["H100"]]
+    expected, found = asdict(stated[0].rates), asdict(measure(torch.device(DEVICE)))
+    for rate in ("large", "few", "memory", "link", "copy", "launch_s"):
+        tables.add(
+            **{f"rate of {name}": rate, stated[0].name: f"{expected[rate]:.3g}", "here": f"{found[rate]:.3g}"}
+        )
+    assert min(found.values()) > 0
 
 
 @pytest.mark.parametrize("name", sorted(CODECS))

@@ -1,14 +1,14 @@
 """A device that is none: its tensors lie in the CPU's memory, and say that they do not.
 
-Whatever would have the host wait for a real one is noted: numbers that are read back, or sent and waited for,
-and operations whose result is as large as only the device knows. Its type is "meta", which every build of
-torch has. What evades it (as ``tolist`` and ``torch.tensor(..., device=...)`` do) fails, since meta tensors
-have no numbers.
+Whatever would launch a kernel there is noted, and whatever would have the host wait for a real one: numbers
+that are read back, or sent and waited for, and operations whose result is as large as only the device knows.
+Its type is "meta", which every build of torch has. What evades it (as ``tolist`` and ``torch.tensor(...,
+device=...)`` do) fails, since meta tensors have no numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +25,10 @@ _WAITING = {
     "_local_scalar_dense", "equal", "is_nonzero", "nonzero", "masked_select", "repeat_interleave", "_unique",
     "_unique2", "unique_dim", "unique_consecutive",
 }  # fmt: skip
+
+
+_NO_KERNEL = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view"}
+_SOME_OF = {"index", "index_select", "embedding", "gather"}  # they read as much as they write
 
 
 class DeviceTensor(torch.Tensor):
@@ -48,7 +52,8 @@ class DeviceTensor(torch.Tensor):
 
 
 class Crossings(TorchDispatchMode):
-    """Counts those of the thread that uses it. waits: what it waited for; uploads: what it sent, by name."""
+    """Counts those of the thread that uses it. waits: what it waited for; uploads, downloads: what it
+    sent, and had sent to it; launches: what else runs there, by name; nbytes: what those read and write."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,6 +62,9 @@ class Crossings(TorchDispatchMode):
     def forget(self) -> None:
         self.waits: list[str] = []
         self.uploads: list[str] = []
+        self.downloads: list[str] = []
+        self.launches: list[str] = []
+        self.nbytes = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, name = kwargs or {}, func._schema.name.split("::")[1]
@@ -68,7 +76,22 @@ class Crossings(TorchDispatchMode):
             if (made := func.decompose(*args, **kwargs)) is not NotImplemented:
                 return made
         self._note(name, args, kwargs)
-        return _computed(func, args, kwargs)
+        out = _computed(func, args, kwargs)
+        if not func.is_view and name not in _NO_KERNEL:
+            self._note_launch(name, args, out)
+        return out
+
+    def _note_launch(self, name: str, args: Any, out: Any) -> None:
+        written, read = (
+            [leaf for leaf in tree_leaves(each) if isinstance(leaf, DeviceTensor)] for each in (out, args)
+        )
+        if written or (read and out is None):  # kernels of vLLM's write to what they are given
+            self.note(name, written if name in _SOME_OF else read, written)
+
+    def note(self, name: str, read: Sequence[torch.Tensor], written: Sequence[torch.Tensor]) -> None:
+        """Note a kernel that is launched."""
+        self.launches.append(name)
+        self.nbytes += sum(each.nbytes for each in (*read, *written))
 
     def _note(self, name: str, args: Any, kwargs: Any) -> None:
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
@@ -76,8 +99,8 @@ class Crossings(TorchDispatchMode):
         if name in ("copy_", "_to_copy"):
             source, target = (args[1], args[0].device) if name == "copy_" else (args[0], kwargs.get("device"))
             if target is not None and target.type != source.device.type:
-                sent = target.type == DEVICE.type and kwargs.get("non_blocking")
-                (self.uploads if sent else self.waits).append(name)
+                there = self.uploads if target.type == DEVICE.type else self.downloads
+                (there if kwargs.get("non_blocking") or True in args[2:] else self.waits).append(name)
         elif len(here) < len(tensors):
             mixed = any(each.dim() for each in here)
             by_mask = "index" in name and any(each.dtype == torch.bool for each in tensors)

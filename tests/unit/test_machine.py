@@ -92,3 +92,17 @@ app.main()
     ours, *others = shown.splitlines()
     assert ours == "warning: slow [here]"
     assert "UserWarning: of another library" in "".join(others), "only ours are told in one line"
+
+
+def test_memory_for_kv_is_a_share_of_what_the_container_has_beside_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(machine, "_NVIDIA", tmp_path / "none")
+    assert machine.memory_for_kv() == 2 << 30
+    monkeypatch.setattr(machine, "_NVIDIA", tmp_path)
+    monkeypatch.setattr(machine, "_CONTAINER", tmp_path / "memory.max")
+    monkeypatch.setattr(os, "sysconf", lambda name: 1 << 20)
+    assert machine.memory_for_kv() == machine.memory() // 8 == 1 << 37
+    for limit, expected in (("max", 1 << 37), (str(64 << 30), 8 << 30), (str(8 << 30), 2 << 30)):
+        (tmp_path / "memory.max").write_text(f"{limit}\n")
+        assert machine.memory_for_kv() == expected

@@ -173,6 +173,20 @@ def load(
         )  # fmt: skip
 
 
+def model(
+    gpu: Annotated[
+        str, typer.Option(help="H100, H200, A100, L40S, RTX 4090, MI300X: where an 8B model's time goes.")
+    ] = "H100",
+    json: options.Json = False,
+) -> None:
+    """Estimate time to first token on GPUs, and when not to blend, without one: counted launches, bytes and
+    FLOP, over stated rates; where a GPU is, over its own, too."""
+    from blendrag.lab.bench.model import ModelOptions, print_model, run_model
+
+    chosen = ModelOptions(gpu)
+    measured(lambda _: run_model(chosen), print_model, json)
+
+
 def tree(
     data: Annotated[Path, typer.Option(help="Questions in SQuAD's format.", metavar="FILE")],
     arrivals: Annotated[

@@ -20,7 +20,7 @@ from blendrag.control.estimate import Estimator
 from blendrag.engine.blend.fused_prefill import FusedPrefill
 from blendrag.engine.blend.question_pass import QuestionPass
 from blendrag.engine.blend.stored_kv import StoredKV
-from blendrag.engine.forward.indices import Ints
+from blendrag.engine.forward.indices import Ints, download
 from blendrag.engine.forward.prompt_forward import (
     CachedSpan,
     LoadedModel,
@@ -332,14 +332,16 @@ class RequestBlend:
             question = self._order.recipe.cached_end  # where it begins, whatever documents are there
             reading = replace(forward, tokens=asking, note=None)  # the second pass notes the same rows again
             asked = yield from QuestionPass(reading, StoredKV(reading, layers), question).run()
-        self._attention = _shares([opened.head.key for _, opened in chunks], asking, asked)
+            shown = download(asked)
         # No repair changes what stands before all cached tokens.
         first = max(begin, int(forward.tokens.cached[0]))
         tokens = forward.tokens.behind(first)
-        left = torch.from_numpy(np.isin(asking.cached, tokens.cached))
+        count, at = tokens.cached.size, int(np.searchsorted(asking.cached, first))
         offsets, lengths = map(torch.from_numpy, (tokens.offsets, tokens.lengths))
-        candidates = CachedTokens(offsets, lengths, tokens.cached.size, attention=asked[left])
+        candidates = CachedTokens(offsets, lengths, count, attention=asked[at : at + count])
         chosen = self._ranks.choose(tokens.cached[selector.select(0, candidates).numpy()])
+        # The choice has waited for all that was launched, so what is shown is here.
+        self._attention = _shares([opened.head.key for _, opened in chunks], asking, shown)
         self._answered = chosen
         forward = replace(forward, tokens=tokens)
         recomputed, computed = yield from FusedPrefill(forward, None, selector, chosen).run()

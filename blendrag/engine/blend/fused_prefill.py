@@ -65,7 +65,7 @@ class FusedPrefill:
             check = layer > 0 and layer in checks and tokens.cached.size > 0
             if self._stored is not None and (reuses or check):
                 yield from self._stored.arrival(layer)
-            written = self._stored.write(layer) if self._stored is not None and reuses else None
+            written = self._stored.write(layer, check) if self._stored is not None and reuses else None
             if len(rows):  # otherwise only stored KV is left to write
                 look: Look | None = partial(self._choose, layer, repaired) if check else None
                 if shift is not None and layer > 0:  # KV of layer 0 depends on nothing else

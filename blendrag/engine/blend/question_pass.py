@@ -43,7 +43,7 @@ class QuestionPass:
         }
 
     def run(self) -> Generator[None, None, torch.Tensor]:
-        """Return the attention to the cached tokens, [cached] float32 on the CPU, summed over layers: without
+        """Return the attention to the cached tokens, [cached] float32, summed over layers: without
         those below the middle, since they tell less (docs/results.md), and without the last, which has no
         output here."""
         forward = self._forward
@@ -54,7 +54,7 @@ class QuestionPass:
             yield from self._stored.arrival(layer)
             moved = self._stored.write(layer)
             rows = yield from forward.layer(layer, rows, partial(self._note, layer, moved[0]))
-        mass = forward.pace.ranks.sum(self._mass).cpu()
+        mass = forward.pace.ranks.sum(self._mass)
         forward.watch.select_s = forward.watch.total_s - forward.watch.load_s
         forward.trace.add("select", "question", begin)
         return mass

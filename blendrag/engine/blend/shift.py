@@ -6,8 +6,9 @@ deviation is known. It is passed on inside a chunk, weighted by distance, layer 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,11 @@ _PRIOR = 0.5  # added to the sum of weights: a token far from all repaired ones 
 _LEAST = 0.02  # sums of weights below this move nothing
 _FIRST = 16  # tokens of a chunk that move no others: its attention sinks deviate in a way of their own
 _TILE = 128  # tokens; those that one matrix product moves, by repaired ones among them or as near to them
+
+# [128, 3 tiles]: of a tile's tokens, by the place of a source in the tile before it, in it, or behind it.
+_BY_DISTANCE = np.exp(
+    -np.abs(np.arange(_TILE)[:, None] + _TILE - np.arange(3 * _TILE)).astype(np.float32) / np.float32(_RANGE)
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,7 +101,10 @@ class Shift:
             return None
         first, last = np.searchsorted(self._chunks, self._chunks[sources[0]]), self._chunks[sources[-1]]
         span = slice(int(first), int(np.searchsorted(self._chunks, last, side="right")))
-        near, weights = _weights(self._chunks[span], sources - first, tells)
+        parts: Sequence[Any] = _near(self._chunks[span], sources - first, tells)
+        if device.type != "cpu":  # millions of weights: the device would wait for the host
+            parts = [upload(each, device) for each in parts]
+        weights: torch.Tensor = torch.as_tensor(_weights(*parts))
         at = tokens.cached[span]
         return _Plan(
             span=span,
@@ -103,17 +112,16 @@ class Shift:
             sources=upload(sources - first, device),
             positions=upload(at, device),
             places=self._forward.pages.places(at),
-            near=upload(near, device),
-            weights=upload(weights, device).to(self._forward.decoder.dtype),
+            near=torch.as_tensor(parts[0][0]),
+            weights=weights.to(self._forward.decoder.dtype).contiguous(),
             turned={},
         )
 
 
-def _weights(
-    chunks: Ints, sources: Ints, tells: npt.NDArray[np.bool_]
-) -> tuple[Ints, npt.NDArray[np.float32]]:
-    """Return which of the ``sources``, [r], are near each tile of tokens, [tiles, width], and what they move
-    its tokens by, [tiles, 128, width].
+def _near(chunks: Ints, sources: Ints, tells: npt.NDArray[np.bool_]) -> tuple[Any, Any, Any]:
+    """Return what :func:`_weights` takes, of the ``sources``, [r], that are near each tile of tokens: which
+    they are, their distance from what is left of the tile, and their chunk, [3, tiles, width]; the tiles'
+    chunks; the weights by distance.
 
     chunks: [n], ascending, the chunk of each token; sources: numbers of tokens, ascending; tells: [r],
     whether a source moves others.
@@ -124,12 +132,20 @@ def _weights(
     there = near < high[:, None]
     near = near.clip(max=len(sources) - 1)
     there &= tells[near]
-    at, targets = sources[near], begins[:, None] + np.arange(_TILE)
-    there = there[:, None] & (chunks[at][:, None] == np.append(chunks, [-1] * _TILE)[targets][..., None])
-    apart = np.abs(targets[..., None] - at[:, None]).astype(np.float32)
-    weights = np.where(there, np.exp(-apart / np.float32(_RANGE)), np.float32(0))
+    at = sources[near]
+    told = np.where(there, chunks[at], -2)
+    distance = (at - begins[:, None] + _TILE).clip(0, 3 * _TILE - 1)
+    tiles = np.append(chunks, np.full(-len(chunks) % _TILE, -1)).reshape(-1, _TILE)
+    return np.stack([near, distance, told]), tiles, _BY_DISTANCE
+
+
+def _weights(near: Any, tiles: Any, by_distance: Any) -> Any:
+    """Return what the sources near a tile move its tokens by, [tiles, 128, width], of arrays of the host, or
+    tensors on a device, as :func:`_near` gives them."""
+    _, distance, told = near
+    weights = by_distance[:, distance].swapaxes(0, 1) * (told[:, None] == tiles[..., None])
     total = weights.sum(2, keepdims=True)
-    return near, np.where(total < _LEAST, np.float32(0), _FACTOR * weights / (total + _PRIOR))
+    return _FACTOR * weights / (total + _PRIOR) * (total >= _LEAST)
 
 
 def _spread(plan: _Plan, moved: torch.Tensor) -> torch.Tensor:

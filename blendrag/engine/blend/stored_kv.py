@@ -45,11 +45,13 @@ class StoredKV:
         assert self._last is not None and self._last[0] == layer
         return self._forward.decoder.kv[layer].loaded(*self._last[1])
 
-    def write(self, layer: int) -> KV:
-        """Write the layer to the pages, and return its K, moved to its positions, and V."""
-        raw_key, value = self.at(layer)
+    def write(self, layer: int, compared: bool = False) -> KV:
+        """Write the layer to the pages, and return its K, moved to its positions, and V. compared: whether
+        :meth:`at` is asked for it later."""
+        key, value = self.at(layer)
         forward, begin = self._forward, time.perf_counter()
-        key = raw_key.clone()  # a check compares the unmoved K
+        if compared:
+            key = key.clone()
         key = forward.decoder.rotate_keys(layer, self._positions, key)
         forward.pages.write(layer, self._places, key, value)
         forward.watch.load_s += time.perf_counter() - begin

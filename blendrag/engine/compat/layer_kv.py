@@ -12,6 +12,7 @@ from vllm.model_executor.layers.attention.mla_attention import MLAAttention
 from vllm.model_executor.layers.rotary_embedding.deepseek_scaling_rope import DeepseekScalingRotaryEmbedding
 from vllm.model_executor.layers.rotary_embedding.mrope import MRotaryEmbedding
 
+from blendrag.engine.compat.rope import rotated
 from blendrag.store.identity import HeadShape, common_shape, latent_shape
 
 # A function that is given a layer's Q, K and V, [rows, heads or kv_heads, size] each, and returns what its
@@ -62,10 +63,8 @@ class LayerKV:
             heads = keys.view(len(keys), -1, rotary.head_size)
             return rotary(positions, heads[:, :1].clone(), heads)[1].view(keys.shape)
         if isinstance(rotary, MRotaryEmbedding):  # no Q without K
-            _, rotated = rotary(positions, keys[:, : rotary.head_size].clone(), keys)
-            return rotated
-        rotated, _ = rotary(positions, keys, None)
-        return rotated
+            return rotary(positions, keys[:, : rotary.head_size].clone(), keys)[1]
+        return rotated(rotary, positions, keys)[0]
 
     def write(self, key: torch.Tensor, value: torch.Tensor, cache: Any, slots: torch.Tensor) -> None:
         """Write [n, *shape] K and V to int64 ``slots``, in the backend's own layout."""

@@ -43,3 +43,12 @@ def upload(host: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
     if device.type == "cpu":
         return numbers
     return numbers.pin_memory().to(device, non_blocking=True)  # otherwise this waits
+
+
+def download(numbers: torch.Tensor) -> torch.Tensor:
+    """Return the numbers on the host, without waiting for them: they are right behind the next wait for what
+    the device was given since. On a CPU, they are there."""
+    if numbers.device.type == "cpu":
+        return numbers
+    there = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+    return there.copy_(numbers, non_blocking=True)

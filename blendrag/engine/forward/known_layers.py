@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from blendrag.engine.compat.model import normed, scaled_query
+from blendrag.engine.compat.rope import rotated
 from blendrag.engine.forward.decoder import Attention, Decoder, Projected, Rows
 
 
@@ -19,17 +20,18 @@ class KnownDecoder(Decoder):
         module = block.self_attn
         x, residual = normed(block.input_layernorm, rows.states, rows.residual)
         qkv, _ = module.qkv_proj(x)
-        query, key, value = qkv.split([module.q_size, module.kv_size, module.kv_size], dim=-1)
+        parts = qkv.split([module.q_size, module.kv_size, module.kv_size], dim=-1)
+        # Kernels of a CPU want rows behind each other.
+        query, key, value = (each.contiguous() for each in parts) if x.device.type == "cpu" else parts
         kv_shape = (x.shape[0], *self.kv[layer].key)
-        query, key, value = query.contiguous(), key.contiguous(), value.contiguous().view(kv_shape)
         if hasattr(module, "q_norm"):
             query = _per_head(module.q_norm, query, module.head_dim)
             key = _per_head(module.k_norm, key, module.head_dim)
         raw_key = key.view(kv_shape).clone() if raw_keys else None
-        query, key = module.rotary_emb(rows.positions.device, query, key)
+        query, key = rotated(module.rotary_emb, rows.positions.device, query, key)
         query = scaled_query(module, rows.positions.device, query)
         heads = query.view(query.shape[0], -1, module.head_dim)
-        done = attention(Projected(heads, key.view(kv_shape), value, raw_key))
+        done = attention(Projected(heads, key.view(kv_shape), value.view(kv_shape), raw_key))
         if done.output is None:
             return rows.at(done.kept)
         positions = rows.positions

@@ -41,13 +41,14 @@ class Unrotation:
         return cls(rotate, torch.where(alone, itself, partners), turned.square().sum(1).to(dtype))
 
     def at(self, positions: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
-        """Return what takes K at ``positions``, [n], back to K before RoPE, [n, kv_heads, head_size]. The
-        cosines come from a row of ones at each position, whose pairs become (c - s, c + s)."""
+        """Return what takes K at ``positions``, [n], back to K before RoPE, [n, kv_heads, head_size], and may
+        overwrite it. The cosines come from a row of ones at each position, whose pairs become (c - s, c + s).
+        """
         ones = self.rotate(positions, self.squares.new_ones(len(positions), len(self.squares)))
         cosines = ones + ones[:, self.partners]  # twice
 
         def back(key: torch.Tensor) -> torch.Tensor:
-            turned = self.rotate(positions, key.flatten(1).clone()).view(key.shape)
-            return (cosines[:, None] * key - turned) / self.squares
+            twice = cosines[:, None] * key
+            return (twice - self.rotate(positions, key.flatten(1)).view(key.shape)) / self.squares
 
         return back

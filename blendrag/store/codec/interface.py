@@ -25,6 +25,10 @@ class Codec(ABC):
         """Return the bytes of a row for a chunk of ``tokens`` tokens."""
 
     @abstractmethod
+    def arrays(self, tokens: int) -> list[int]:
+        """Return where in a row its arrays begin, in bytes, for a kernel that decodes many rows."""
+
+    @abstractmethod
     def encode(self, kv: torch.Tensor) -> torch.Tensor:
         """Encode [layers, 2 (K, V), tokens, heads, size] as uint8 [layers, row_bytes(tokens)]."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 
@@ -41,6 +42,10 @@ class PartedCodec(Codec):
     def row_bytes(self, tokens: int) -> int:
         return sum(_padded(shape, dtype) for shape, dtype in self.parts(tokens))
 
+    def arrays(self, tokens: int) -> list[int]:
+        *before, _ = (_padded(shape, dtype) for shape, dtype in self.parts(tokens))
+        return [0, *accumulate(before)]
+
     def encode(self, kv: torch.Tensor) -> torch.Tensor:
         layers, _, tokens = kv.shape[:3]
         rows = torch.zeros(layers, self.row_bytes(tokens), dtype=torch.uint8, device=kv.device)
@@ -58,11 +63,10 @@ class PartedCodec(Codec):
         return (size * (1 + kind.eps / 2) + kind.smallest_normal * kind.eps / 2 * (size > 0)).to(self.dtype)
 
     def _split(self, row: torch.Tensor, tokens: int) -> list[torch.Tensor]:
-        found, at = [], 0
-        for shape, dtype in self.parts(tokens):
+        found = []
+        for at, (shape, dtype) in zip(self.arrays(tokens), self.parts(tokens), strict=True):
             nbytes = math.prod(shape) * dtype.itemsize
             found.append(row[at : at + nbytes].view(dtype).view(*shape))
-            at += _padded(shape, dtype)
         return found
 
 

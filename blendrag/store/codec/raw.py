@@ -14,6 +14,9 @@ class Raw(Codec):
     def row_bytes(self, tokens: int) -> int:
         return 2 * tokens * self.heads * self.size * self.dtype.itemsize
 
+    def arrays(self, tokens: int) -> list[int]:
+        return [0, self.row_bytes(tokens) // 2]
+
     def encode(self, kv: torch.Tensor) -> torch.Tensor:
         return kv.to(self.dtype).contiguous().view(kv.shape[0], -1).view(torch.uint8)
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import mmap
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -58,7 +63,32 @@ class RamTier(LocalTier):
         return record.head.own_bytes
 
     def _write(self, record: Record) -> None:
-        self._records[record.key] = record.own
+        own = record.own
+        self._records[record.key] = replace(own, rows=pinned(own.rows))
 
     def _remove(self, key: str) -> bool:
         return self._records.pop(key, None) is not None
+
+
+def pinned(rows: torch.Tensor) -> torch.Tensor:
+    """Return the rows in pages that stay where they are, which a GPU copies five times faster, and without a
+    thread of the host; the rows themselves where there is no GPU, or the system refuses.
+
+    PyTorch's own pinned memory would round each record up to a power of two.
+    """
+    if not torch.cuda.is_available():
+        return rows
+    memory = mmap.mmap(-1, rows.nbytes)
+    held = torch.frombuffer(memory, dtype=torch.uint8).view(rows.shape).copy_(rows)
+    runtime: Any = torch.cuda.cudart()
+    if int(runtime.cudaHostRegister(held.data_ptr(), held.nbytes, 0)):
+        with suppress(RuntimeError):  # the refusal would be raised by this thread's next launch
+            torch.zeros(1, device="cuda")
+        return rows
+    weakref.finalize(held, _unpin, runtime, held.data_ptr(), memory)
+    return held
+
+
+def _unpin(runtime: Any, address: int, memory: mmap.mmap) -> None:
+    """Give the pages back, before ``memory`` goes."""
+    runtime.cudaHostUnregister(address)

@@ -130,7 +130,13 @@ def test_kernel_compiles_for_each_gpu_and_fits_it() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     made = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True)
     assert made.returncode == 0, made.stderr
-    needed = {tuple(line.split()[:3]): int(line.split()[3]) for line in made.stdout.splitlines()}
+    lines = [line.split() for line in made.stdout.splitlines()]
     limits = {"80": 99 << 10, "90": 227 << 10, "gfx942": 64 << 10}  # 99 KiB: of the smaller relatives of 80
-    assert {target for target, *_ in needed} == set(limits)
-    assert all(shared <= limits[target] for (target, *_), shared in needed.items()), needed
+    assert {line[0] for line in lines} == set(limits)
+    assert all(int(line[3]) <= limits[line[0]] for line in lines), lines
+    read = {line[0]: (int(line[4]), int(line[5])) for line in lines if line[1] == "bare" and len(line) > 4}
+    if not read:
+        pytest.skip("nothing beside Triton's compiler reads what it made")
+    # A warp's of 64 keys for the products of 128 lanes: the tensor cores, and not they, are what takes time.
+    assert read["80"][0] == read["90"][0] == 0, "registers are spilled"
+    assert read["80"][1] <= 600 and read["90"][1] <= 450, read

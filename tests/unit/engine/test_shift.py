@@ -16,7 +16,7 @@ from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.rotary_embedding import get_rope
 
 from blendrag.engine.blend.blending import Choices, LoadedModel
-from blendrag.engine.blend.shift import Shift, _weights
+from blendrag.engine.blend.shift import Shift, _near, _weights
 from blendrag.engine.compat.layer_kv import LayerKV
 from blendrag.engine.forward.indices import Ints
 from blendrag.engine.forward.prompt_forward import CachedSpan, PromptTokens
@@ -123,6 +123,14 @@ def test_small_pieces_move_alike(tmp_path: Path) -> None:
     torch.testing.assert_close(model.cache.read_blocks(BLOCK_IDS).view(torch.float32), whole)
 
 
+def shifted(chunks: Ints, sources: Ints, tells: Any) -> tuple[Ints, Any]:
+    """Which sources are near each tile, and their weights, which a device finds, too."""
+    parts = _near(chunks, sources, tells)
+    weights = _weights(*parts)
+    torch.testing.assert_close(_weights(*map(torch.from_numpy, parts)).numpy(), weights)
+    return parts[0][0], weights
+
+
 @given(
     st.lists(st.tuples(st.integers(1, 2000), st.floats(0.01, 0.5)), min_size=1, max_size=5),
     st.integers(0, 99),
@@ -134,7 +142,7 @@ def test_weights_are_of_the_repaired_tokens_of_the_chunk(chunks: list[tuple[int,
     repaired[rng.integers(len(repaired))] = True
     chunk_of, sources = np.repeat(np.arange(len(chunks)), [n for n, _ in chunks]), np.flatnonzero(repaired)
     tells = rng.random(len(sources)) < 0.9
-    near, weights = _weights(chunk_of, sources, tells)
+    near, weights = shifted(chunk_of, sources, tells)
     moved = rng.random(len(sources))
     found = (weights @ moved[near][:, :, None]).reshape(-1)[: len(chunk_of)]
     at = np.arange(len(chunk_of))[:, None]
@@ -145,7 +153,7 @@ def test_weights_are_of_the_repaired_tokens_of_the_chunk(chunks: list[tuple[int,
 
 def test_weights_of_a_long_chunk_are_linear_in_its_length() -> None:
     sources = np.arange(0, 1 << 15, 16)
-    near, weights = _weights(np.zeros(1 << 15, np.int64), sources, np.ones(len(sources), bool))
+    near, weights = shifted(np.zeros(1 << 15, np.int64), sources, np.ones(len(sources), bool))
     assert weights.shape[2] == near.shape[1] == 24
 
 

@@ -26,13 +26,14 @@ HERE = torch.device(DEVICE)
 class Bench:
     """chunks: all in the store's disk tier, and in RAM if there is any."""
 
-    def __init__(self, root: Path, codec: str, ram: int) -> None:
-        identity = replace(DEEP, codec=codec)
+    def __init__(self, root: Path, codec: str, ram: int, dtype: str = "bfloat16") -> None:
+        identity = replace(DEEP, codec=codec, dtype=dtype)
         self.root = root
-        self.chunks = [make_chunk(n, tokens, identity=identity) for n, tokens in enumerate(TOKENS)]
+        kind = getattr(torch, dtype)
+        self.chunks = [make_chunk(n, tokens, kind, identity) for n, tokens in enumerate(TOKENS)]
         register(root, self.chunks, identity=identity)
         stack = (TierSpec(kind="ram", bytes=ram), TierSpec(kind="disk"))
-        self.store: KVStore = open_stack(root, *stack, identity=identity)
+        self.store: KVStore = open_stack(root, *stack, identity=identity, dtype=dtype)
         for chunk in self.chunks:
             put(self.store, chunk)
         self._loader = LayerLoader(in_flight=4)
@@ -75,8 +76,8 @@ class Bench:
 def make_bench(tmp_path: Path) -> Iterator[Callable[..., Bench]]:
     made = []
 
-    def make(codec: str = "raw", ram: int = 0) -> Bench:
-        made.append(Bench(tmp_path / codec, codec, ram))
+    def make(codec: str = "raw", ram: int = 0, dtype: str = "bfloat16") -> Bench:
+        made.append(Bench(tmp_path / codec, codec, ram, dtype))
         return made[-1]
 
     yield make

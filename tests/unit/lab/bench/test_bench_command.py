@@ -23,6 +23,7 @@ BAD = [
     (("ttft", "--axis", "ratio", "--ratios", "0.1"), "--ratios does not go with --axis"),
     (("ttft", "--axis", "chunks", "--plot", "out.gif"), "--plot out.gif"),
     (("ttft", "--speculate", "--plot", "out.png"), "--plot does not go with --speculate"),
+    (("model", "--gpu", "H1000"), "--gpu 'H1000': H100, H200"),
     (("load", "--pool", "4"), "--pool 4: fewer than the 6 chunks"),
     (("load", "--plot", "absent/out.png"), "there is no folder absent"),
     (("load", "--repeats", "2"), "--repeats does not go with"),
