@@ -26,7 +26,7 @@ _RESET_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One timed request: what ``arm`` took for the first token of a prompt of trial ``trial``.
+    """One timed request: what ``arm`` took for the first token of a prompt.
 
     recomputed: tokens of chunks that were computed, though their KV was known before.
     logprobs: {token id: log probability} of the first token's candidates.
@@ -34,7 +34,6 @@ class Sample:
     """
 
     arm: str
-    trial: int
     ttft_ms: float
     token: int
     logprobs: dict[int, float]
@@ -48,15 +47,14 @@ class Sample:
 
 
 class Arm(ABC):
-    """A way to the first token. ``name`` is its key in the results; ``rounds``: its prompts, per trial those
-    that are asked at once."""
+    """A way to the first token. ``name`` is its key in the results."""
 
     name: str
 
-    def __init__(self, rounds: Sequence[Sequence[Trial]]) -> None:
-        self.rounds = rounds
+    def __init__(self, trials: Sequence[Trial]) -> None:
+        self.trials = trials
 
-    async def prepare(self, engine: Engine, trials: Sequence[Trial]) -> None:
+    async def prepare(self, engine: Engine, trial: Trial) -> None:
         """Prepare, before the clock starts: nothing of earlier requests is left in the prefix cache."""
         reset(engine)
 
@@ -64,18 +62,18 @@ class Arm(ABC):
     async def ask(self, engine: Engine, trial: Trial) -> Sample:
         """Time ``trial.prompt``."""
 
-    def run(self, engine: Engine, number: int) -> list[Sample]:
-        """Ask the prompts of a round: prepared, then all at once."""
+    def run(self, engine: Engine, number: int) -> Sample:
+        """Prepare a trial, and ask its prompt."""
 
-        async def all_at_once() -> list[Sample]:
-            await self.prepare(engine, self.rounds[number])
-            return await asyncio.gather(*(self.ask(engine, trial) for trial in self.rounds[number]))
+        async def prepared() -> Sample:
+            await self.prepare(engine, self.trials[number])
+            return await self.ask(engine, self.trials[number])
 
-        return asyncio.run(all_at_once())
+        return asyncio.run(prepared())
 
-    def sample(self, trial: Trial, delta: Delta, recomputed: int, split_ms: dict[str, float]) -> Sample:
+    def sample(self, delta: Delta, recomputed: int, split_ms: dict[str, float]) -> Sample:
         first = delta.token_ids[0], delta.logprobs[0]
-        return Sample(self.name, trial.number, 1e3 * delta.ttft_s, *first, recomputed, split_ms)
+        return Sample(self.name, 1e3 * delta.ttft_s, *first, recomputed, split_ms)
 
 
 class FullPrefill(Arm):
@@ -85,7 +83,7 @@ class FullPrefill(Arm):
 
     async def ask(self, engine: Engine, trial: Trial) -> Sample:
         delta = await engine.agenerate(trial.prompt.token_ids, _FIRST_TOKEN)
-        return self.sample(trial, delta, trial.prompt.chunk_tokens(delta.prefix_tokens), {})
+        return self.sample(delta, trial.prompt.chunk_tokens(delta.prefix_tokens), {})
 
 
 class PrefixCaching(FullPrefill):
@@ -93,28 +91,27 @@ class PrefixCaching(FullPrefill):
 
     name = "prefix"
 
-    async def prepare(self, engine: Engine, trials: Sequence[Trial]) -> None:
-        await super().prepare(engine, trials)
-        for trial in trials:
-            if trial.before.token_ids:
-                await engine.agenerate(trial.before.token_ids, _FIRST_TOKEN)
+    async def prepare(self, engine: Engine, trial: Trial) -> None:
+        await super().prepare(engine, trial)
+        if trial.before.token_ids:
+            await engine.agenerate(trial.before.token_ids, _FIRST_TOKEN)
 
 
 class ExactPrefix(Arm):
     """Loading of the prompt's own KV up to its question, as full prefill has made it before. cold: from disk,
     instead of RAM."""
 
-    def __init__(self, rounds: Sequence[Sequence[Trial]], tree: ScratchTree, *, cold: bool = False) -> None:
-        super().__init__(rounds)
+    def __init__(self, trials: Sequence[Trial], tree: ScratchTree, *, cold: bool = False) -> None:
+        super().__init__(trials)
         self._tree, self._cold = tree, cold
         self.name = "exact cold" if cold else "exact"
 
-    async def prepare(self, engine: Engine, trials: Sequence[Trial]) -> None:
-        await super().prepare(engine, trials)
-        self._tree.hold([trial.prompt for trial in trials])
+    async def prepare(self, engine: Engine, trial: Trial) -> None:
+        await super().prepare(engine, trial)
+        self._tree.hold(trial.prompt)
         if self._cold:
             self._tree.make_cold()
-        await super().prepare(engine, trials)
+        await super().prepare(engine, trial)
 
     async def ask(self, engine: Engine, trial: Trial) -> Sample:
         path = self._tree.path(trial.prompt)
@@ -122,7 +119,7 @@ class ExactPrefix(Arm):
         report = check_blended(self.name, delta.report)
         if report.exact != path.held_end:
             raise EngineError(f"{self.name}: {report.exact} of {path.held_end} tokens came from the tree")
-        return self.sample(trial, delta, 0, report.ms)
+        return self.sample(delta, 0, report.ms)
 
 
 class BlendedPrefill(Arm):
@@ -133,27 +130,23 @@ class BlendedPrefill(Arm):
     """
 
     def __init__(
-        self,
-        rounds: Sequence[Sequence[Trial]],
-        recipe: Recipe,
-        store: ScratchStore | None = None,
-        name: str = "",
+        self, trials: Sequence[Trial], recipe: Recipe, store: ScratchStore | None = None, name: str = ""
     ) -> None:
-        super().__init__(rounds)
+        super().__init__(trials)
         self._recipe, self._store = recipe, store
         ratio = recipe.options.recompute_ratio
         self.name = name or (f"blend@{ratio:g}" if ratio else "reuse")
 
-    async def prepare(self, engine: Engine, trials: Sequence[Trial]) -> None:
+    async def prepare(self, engine: Engine, trial: Trial) -> None:
         if self._store is not None:
             self._store.make_cold()
-        await super().prepare(engine, trials)
+        await super().prepare(engine, trial)
 
     async def ask(self, engine: Engine, trial: Trial) -> Sample:
         recipe = replace(self._recipe, spans=trial.prompt.spans)
         delta = await engine.agenerate(trial.prompt.token_ids, _FIRST_TOKEN, recipe)
         report = check_blended(self.name, delta.report)
-        return self.sample(trial, delta, report.recomputed, report.ms)
+        return self.sample(delta, report.recomputed, report.ms)
 
 
 def check_blended(name: str, report: BlendReport | None) -> BlendReport:

@@ -131,7 +131,7 @@ def _states(engine: Engine, settings: Settings) -> list[Check]:
     engine.generate(prompt.token_ids, _ONE)
     own = engine.generate(prompt.token_ids, _ONE)
     with scratch_tree(engine, settings) as scratch:
-        scratch.hold([prompt])
+        scratch.hold(prompt)
         engine.reset_prefix_cache()
         restored = engine.generate(prompt.token_ids, replace(_ONE, path=scratch.path(prompt)))
     row = _at_most(
@@ -200,7 +200,7 @@ class _Check:
     def _restored(self, prompt: Prompt, full: Delta) -> Check:
         """Check a prompt that is restored from a tree of its own, into which it was stored before."""
         with scratch_tree(self.engine, self.settings) as scratch:
-            scratch.hold([prompt])
+            scratch.hold(prompt)
             path = scratch.path(prompt)
             self.engine.reset_prefix_cache()
             restored = self.engine.generate(prompt.token_ids, replace(_ONE, path=path))

@@ -1,12 +1,12 @@
 """The loop of everything that is measured here: arms are asked in turn, and what they took is kept.
 
-A trial is what every arm is given: a prompt, a few of them at once, a row of a data set. All arms have had a
+A trial is what every arm is given: a prompt, or a row of a data set. All arms have had a
 trial before the next one begins, and every trial begins with another arm: what disturbs the machine disturbs
 all arms, and an arm is compared with the others trial by trial. The first trial warms up.
 
 Arms that time first tokens (:mod:`blendrag.lab.arms`) carry their prompts, and are asked by :func:`measure`::
 
-    arms = {"full": FullPrefill(rounds), "blended": BlendedPrefill(rounds, recipe)}
+    arms = {"full": FullPrefill(trials), "blended": BlendedPrefill(trials, recipe)}
     samples = measure(engine, arms, progress)
     summarise(samples)["blended"].speedup_vs_full.median
 
@@ -75,16 +75,15 @@ def in_turn(
 
 
 def measure(engine: Engine, arms: Mapping[K, Arm], progress: Progress) -> dict[K, list[Sample]]:
-    """Return per arm its samples, in the order of the trials, several per trial where prompts are sent at
-    once.
+    """Return per arm its samples, in the order of the trials.
 
     All arms have as many trials. Each request begins with an empty prefix cache. Raises EngineError, also
     for a prompt that was not answered in the arm's way.
     """
     samples: dict[K, list[Sample]] = {key: [] for key in arms}
-    trials = min((len(arm.rounds) for arm in arms.values()), default=0)
+    trials = min((len(arm.trials) for arm in arms.values()), default=0)
     for turn in in_turn(arms, range(trials), progress):
         found = turn.arm.run(engine, turn.trial)
         if not turn.warms_up:
-            samples[turn.key] += found
+            samples[turn.key].append(found)
     return samples

@@ -40,10 +40,9 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A trial: the same prompt for every arm of trial ``number``. before: what prefix caching is asked before
-    it, its chunks in another order."""
+    """A trial: the same prompt for every arm. before: what prefix caching is asked before it, its chunks in
+    another order."""
 
-    number: int
     prompt: Prompt
     before: Prompt
 
@@ -100,24 +99,17 @@ class PromptMaker:
                 parts += [text, replace(part, message=_USER)] if part.message == 0 else [part]
             return parts
 
-    def trial(
-        self,
-        pool: Sequence[Chunk],
-        chunks: int,
-        rng: random.Random,
-        number: int,
-        questions: Sequence[str] = QUESTIONS,
-    ) -> Trial:
+    def trial(self, pool: Sequence[Chunk], chunks: int, rng: random.Random, number: int) -> Trial:
         """Make a trial of at least two chunks, a random choice from ``pool``, in two different random
         orders."""
         chosen = rng.sample(pool, chunks)
         other = list(chosen)
         while other == chosen:
             rng.shuffle(other)
-        question = questions[number % len(questions)]
-        return Trial(number, self.make(chosen, question), self.make(other, question))
+        question = QUESTIONS[number % len(QUESTIONS)]
+        return Trial(self.make(chosen, question), self.make(other, question))
 
-    def trials(self, pool: Sequence[Chunk], chunks: int, count: int, seed: int) -> list[Trial]:
+    def trials(self, pool: Sequence[Chunk], chunks: int, count: int, seed: int | str) -> list[Trial]:
         """Make ``count`` trials, the same ones for the same ``seed``."""
         rng = random.Random(seed)
         return [self.trial(pool, chunks, rng, number) for number in range(count)]

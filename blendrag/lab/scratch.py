@@ -6,7 +6,7 @@ import contextlib
 import os
 import tempfile
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -168,20 +168,19 @@ class ScratchTree:
         named = self.tree.held(nodes)
         return PrefixPath(self.client.id, named, len(named), len(named), state=self.tree.state(nodes))
 
-    def hold(self, prompts: Sequence[Prompt]) -> None:
-        """Have all nodes of these prompts, and none of other documents. Raises EngineError, StoreError."""
-        documents = {key for prompt in prompts for key, _, _ in prompt.spans}
+    def hold(self, prompt: Prompt) -> None:
+        """Have all nodes of this prompt, and none of other documents. Raises EngineError, StoreError."""
+        documents = {key for key, _, _ in prompt.spans}
         self.client.delete(self.tree.forget(self.tree.documents() - documents))
-        for prompt in prompts:
-            nodes, ids = self._nodes(prompt), prompt.token_ids
-            while (held := self.tree.match(nodes)) < len(nodes):
-                coming = self.tree.next(nodes, held, ids)
-                self.tree.expect(coming.new, ids)
-                path = self.client.growing(coming)
-                self.client.engine.generate(ids[: coming.new[-1].end], Sampling(max_tokens=1, path=path))
-                self.client.delete([])  # what is being stored is waited for
-                if self.tree.match(nodes) <= held:
-                    raise StoreError("exact prefixes could not be stored: is there too little memory?")
+        nodes, ids = self._nodes(prompt), prompt.token_ids
+        while (held := self.tree.match(nodes)) < len(nodes):
+            coming = self.tree.next(nodes, held, ids)
+            self.tree.expect(coming.new, ids)
+            path = self.client.growing(coming)
+            self.client.engine.generate(ids[: coming.new[-1].end], Sampling(max_tokens=1, path=path))
+            self.client.delete([])  # what is being stored is waited for
+            if self.tree.match(nodes) <= held:
+                raise StoreError("exact prefixes could not be stored: is there too little memory?")
 
     def _nodes(self, prompt: Prompt) -> Nodes:
         return self.tree.path(prompt.token_ids, prompt.spans)

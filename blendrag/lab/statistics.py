@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -41,11 +40,11 @@ class Percentiles:
 class Summary:
     """The numbers of an arm.
 
-    ttft_ms: of trials; where prompts are sent at once, their mean is that of the trial.
+    ttft_ms: of trials.
     speedup: by arm, that arm's TTFT / this one's, trial by trial.
     kl_first_token (nats), top1_agreement: means, against full prefill.
     tokens_recomputed, split_ms: medians; the split's ``engine`` is the rest of the median TTFT.
-    each_ms: [trial][prompt] of TTFT.
+    each_ms: [trial] of TTFT.
     """
 
     ttft_ms: Spread
@@ -54,7 +53,7 @@ class Summary:
     top1_agreement: float
     tokens_recomputed: int
     split_ms: dict[str, float]
-    each_ms: list[list[float]]
+    each_ms: list[float]
 
     def to_dict(self) -> dict[str, Any]:
         speedups = {f"speedup_vs_{rival}": asdict(own) for rival, own in self.speedup.items()}
@@ -105,27 +104,19 @@ def summarise(
     samples: Mapping[str, Sequence[Sample]], rivals: Sequence[str] = ("full",)
 ) -> dict[str, Summary]:
     """Return the numbers of each arm, by name, ``full`` among them. rivals: whose times are compared."""
-    each = {name: _by_trial(own) for name, own in samples.items()}
-    means = {name: np.array([np.mean(times) for times in own]) for name, own in each.items()}
+    times = {name: np.array([sample.ttft_ms for sample in own]) for name, own in samples.items()}
     full = samples["full"]
     found = {}
     for name, own in samples.items():
-        ttft = spread(means[name])
+        ttft = spread(times[name])
         split = {part: float(np.median([s.split_ms.get(part, 0.0) for s in own])) for part in PARTS}
         found[name] = Summary(
             ttft_ms=ttft,
-            speedup={rival: spread(means[rival] / means[name]) for rival in rivals},
+            speedup={rival: spread(times[rival] / times[name]) for rival in rivals},
             kl_first_token=mean_kl(own, full),
             top1_agreement=float(np.mean([a.token == b.token for a, b in zip(own, full, strict=True)])),
             tokens_recomputed=round(float(np.median([sample.recomputed for sample in own]))),
             split_ms=split | {"engine": ttft.median - sum(split.values())},
-            each_ms=each[name],
+            each_ms=times[name].tolist(),
         )
     return found
-
-
-def _by_trial(own: Sequence[Sample]) -> list[list[float]]:
-    trials: dict[int, list[float]] = defaultdict(list)
-    for sample in own:
-        trials[sample.trial].append(sample.ttft_ms)
-    return list(trials.values())

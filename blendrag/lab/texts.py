@@ -12,9 +12,6 @@ from typing import Any
 
 from blendrag.errors import ConfigError
 from blendrag.prompt import encode_document
-from blendrag.prompt.template import decode as decode_tokens
-
-_SLACK = 16  # tokens
 
 Encode = Callable[[str], Sequence[int]]
 
@@ -84,20 +81,3 @@ def text_pieces(tokenizer: Any, count: int, tokens: int, least: int | None = Non
     depends on it. least: so many are enough. Raises ConfigError if there is too little text."""
     encode = partial(encode_document, tokenizer)
     return cut_chunks(installed_texts(), encode, tokens, least=least or count, most=count)
-
-
-def questions_of(tokenizer: Any, tokens: int) -> list[str]:
-    """Return up to eight texts of exactly ``tokens`` tokens, to stand where the question does.
-
-    Raises ConfigError if the installed packages have too little text.
-    """
-    found = []
-    for ids in text_pieces(tokenizer, 8, tokens + _SLACK):
-        for end in range(tokens, tokens + _SLACK + 1):  # what is decoded and stripped may be other tokens
-            text = decode_tokens(tokenizer, ids[:end]).strip()
-            if len(encode_document(tokenizer, text)) == tokens:
-                found.append(text)
-                break
-    if not found:
-        raise ConfigError(f"the text gives no question of {tokens} tokens: ask for more")
-    return found

@@ -62,11 +62,6 @@ def test_prompts_have_the_chunks_that_the_axis_says(sweep: Sweep) -> None:
     assert short["arms"]["full"]["tokens_recomputed"] == 64
 
 
-def test_batch_is_asked_at_once(sweep: Sweep) -> None:
-    one, three = sweep("batch", "1,3")
-    assert [len(point["arms"]["blended"]["each_ms"][0]) for point in (one, three)] == [1, 3]
-
-
 def test_codec_and_tier_have_their_stores(sweep: Sweep) -> None:
     raw, int4 = sweep("codec", "raw,int4")
     assert raw["arms"]["full"] == int4["arms"]["full"]
@@ -83,8 +78,3 @@ def test_codec_changes_only_what_is_reused(measured: Callable[..., dict[str, Any
     costs = [results["codecs"][name] for name in ("raw", "int8", "int4")]
     sizes, errors = ([cost[name] for cost in costs] for name in ("bytes_per_token", "k_error"))
     assert sizes == sorted(sizes, reverse=True) and errors[0] == 0 < errors[1] < errors[2]
-
-
-def test_long_question_is_whole(sweep: Sweep) -> None:
-    short, long = sweep("question_tokens", "8,300")
-    assert all(point["arms"]["blended"]["tokens_recomputed"] < 128 for point in (short, long))

@@ -43,9 +43,7 @@ def _of_mode(kind: type[Chosen], mode: str, **given: Any) -> Chosen:
 def ttft(
     axis: Annotated[
         str | None,
-        typer.Option(
-            help="Vary this: chunks, chunk_tokens, ratio, quality, question_tokens, batch, codec, tier."
-        ),
+        typer.Option(help="Vary this: chunks, chunk_tokens, ratio, quality, codec, tier."),
     ] = None,
     values: Annotated[
         str | None, typer.Option(help="Values of --axis, with commas between them.", metavar="A,B,...")

@@ -32,22 +32,19 @@ def tiers_of(settings: Settings) -> dict[str, TierSpec]:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A point of a sweep: the values of all parameters. question_tokens: None for a short question; batch:
-    prompts sent at once; quality: a step, instead of selector and ratio."""
+    """A point of a sweep: the values of all parameters. quality: a step, instead of selector and ratio."""
 
     chunks: int
     chunk_tokens: int
     ratio: float
     codec: str
     tier: str = "ram"
-    question_tokens: int | None = None
-    batch: int = 1
     quality: str = ""
 
     @property
-    def prompts(self) -> tuple[int | None, ...]:
+    def prompts(self) -> tuple[int, int]:
         """The values that the prompts depend on: points that agree in them are asked the same prompts."""
-        return self.chunks, self.chunk_tokens, self.question_tokens, self.batch
+        return self.chunks, self.chunk_tokens
 
     @property
     def store(self) -> tuple[str, str]:
@@ -130,8 +127,6 @@ AXES = {
         Axis("chunks", "chunks in a prompt", _whole(2), lambda _: (2, 4, 6, 8, 12)),
         Axis("chunk_tokens", "tokens in a chunk", _whole(8), lambda _: (128, 256, 512, 1024)),
         Axis("ratio", "recompute ratio", read_ratio, lambda _: (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)),
-        Axis("question_tokens", "tokens in the question", _whole(4), lambda _: (16, 64, 128, 256, 512)),
-        Axis("batch", "prompts sent at once", _whole(1), lambda _: (1, 2, 4)),
         Axis("codec", "codec of stored KV", str, lambda _: sorted(CODECS)),
         Axis("quality", "step of quality", str, lambda _: (*STEPS, ALL)),
         Axis("tier", "tier that KV is read from", str, lambda settings: tuple(tiers_of(settings))),

@@ -3,7 +3,6 @@ values of one parameter (CacheBlend figures 12, 15, 16 and 17)."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -13,19 +12,19 @@ from blendrag.lab.arms import Arm, BlendedPrefill, ExactPrefix, FullPrefill, Pre
 from blendrag.lab.bench.axes import AXES, Axis, Point, Value, tiers_of
 from blendrag.lab.bench.costs import EXACT, CodecCost, IngestCost, measure_codecs, measure_ingest
 from blendrag.lab.experiment import measure
-from blendrag.lab.prompts import QUESTIONS, Prompt, PromptMaker, Trial, check_prompts
+from blendrag.lab.prompts import Prompt, PromptMaker, Trial, check_prompts
 from blendrag.lab.results import Setup
 from blendrag.lab.running import blending_engine
 from blendrag.lab.scratch import ScratchStore, ScratchTree, scratch_store, scratch_tree
 from blendrag.lab.statistics import Summary, mean_kl, summarise
-from blendrag.lab.texts import questions_of, text_pieces
+from blendrag.lab.texts import text_pieces
 from blendrag.progress import Progress
 from blendrag.select import make_selector
 from blendrag.settings import Settings
 
 ArmKey = tuple[Any, ...]  # an arm's name, and what its prompts and its store depend on
 ARMS = ("full", "prefix", "reuse", "blended")
-_POOL = 4  # chunks in a store, per chunk of the largest prompt, or prompt of the largest batch
+_POOL = 4  # chunks in a store, per chunk of the largest prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +83,7 @@ def run_ttft(settings: Settings, options: TtftOptions, progress: Progress) -> Tt
     with blending_engine(settings, progress, exact=options.exact) as engine, ExitStack() as opened:
         maker = PromptMaker.of(engine, settings)
         progress.note("cutting text into chunks")
-        most = max(max(point.chunks, point.batch) for point in points.values())
+        most = max(point.chunks for point in points.values())
         pieces = [
             piece
             for tokens in sorted({point.chunk_tokens for point in points.values()})
@@ -105,7 +104,7 @@ def run_ttft(settings: Settings, options: TtftOptions, progress: Progress) -> Tt
         if options.exact and engine.facts.blocks:
             tree = opened.enter_context(scratch_tree(engine, settings, disk=True))
         arms, cases = _arms(settings, options, maker, points, stores, tree, blended=engine.blends)
-        prompts = [trial.prompt for arm in arms.values() for trials in arm.rounds for trial in trials]
+        prompts = [trial.prompt for arm in arms.values() for trial in arm.trials]
         check_prompts(prompts, engine.max_model_len)
         samples = measure(engine, arms, progress)
         codecs = {}
@@ -146,23 +145,23 @@ def _arms(
     cases: dict[Value, dict[str, ArmKey]] = {}
     for value, point in points.items():
         store = stores[point.store]
-        rounds = _rounds(maker, store, point, options)
+        trials = _trials(maker, store, point, options)
         cold = None if point.tier == "ram" else store
         recipe = recipe_of(settings, store.id, point.ratio)
         if point.quality:
             recipe = replace(recipe, options=replace(recipe.options, **point.step._asdict()))
-        own: dict[str, Arm] = {"full": FullPrefill(rounds), "prefix": PrefixCaching(rounds)}
+        own: dict[str, Arm] = {"full": FullPrefill(trials), "prefix": PrefixCaching(trials)}
         if tree is not None:
-            own["exact"] = ExactPrefix(rounds, tree)
-            own["exact cold"] = ExactPrefix(rounds, tree, cold=True)
+            own["exact"] = ExactPrefix(trials, tree)
+            own["exact cold"] = ExactPrefix(trials, tree, cold=True)
         stored = {
-            "reuse": BlendedPrefill(rounds, recipe_of(settings, store.id, 0.0), cold),
-            "blended": BlendedPrefill(rounds, recipe, cold, point.quality),
+            "reuse": BlendedPrefill(trials, recipe_of(settings, store.id, 0.0), cold),
+            "blended": BlendedPrefill(trials, recipe, cold, point.quality),
         }
         cases[value] = {kind: (arm.name, *point.prompts) for kind, arm in own.items()}
         if not blended:
             stored = {}
-            own["prefix"] = PrefixCaching([[_in_order(trial) for trial in trials] for trials in rounds])
+            own["prefix"] = PrefixCaching([_in_order(trial) for trial in trials])
         cases[value] |= {kind: (arm.name, *point.prompts, *point.store) for kind, arm in stored.items()}
         for kind, arm in (own | stored).items():
             arms.setdefault(cases[value][kind], arm)
@@ -175,17 +174,7 @@ def _in_order(trial: Trial) -> Trial:
     return replace(trial, before=Prompt(trial.prompt.token_ids[: start + length + 1], ()))
 
 
-def _rounds(maker: PromptMaker, store: ScratchStore, point: Point, options: TtftOptions) -> list[list[Trial]]:
-    """Return the prompts in rounds, the same whichever store they are from; the first round is the
-    warm-up."""
-    rng = random.Random(f"{options.seed} {point.prompts}")
+def _trials(maker: PromptMaker, store: ScratchStore, point: Point, options: TtftOptions) -> list[Trial]:
+    """Return the trials, the same whichever store they are from; the first one is the warm-up."""
     own = [chunk for chunk in store.chunks if len(chunk.token_ids) == point.chunk_tokens]
-    asked = questions_of(maker.tokenizer, point.question_tokens) if point.question_tokens else QUESTIONS
-    rounds: list[list[Trial]] = []
-    for number in range(options.repeats + 1):
-        batch: dict[str, Trial] = {}  # by first chunk: none of a batch may find its own in the prefix cache
-        while len(batch) < point.batch:
-            trial = maker.trial(own, point.chunks, rng, number, asked)
-            batch.setdefault(trial.prompt.spans[0][0], trial)
-        rounds.append(list(batch.values()))
-    return rounds
+    return maker.trials(own, point.chunks, options.repeats + 1, f"{options.seed} {point.prompts}")

@@ -106,10 +106,9 @@ def _facts(results: TtftResults) -> str:
             "selector": f"selector {settings.blending.selector}",
         }
     same = ", ".join(text for name, text in fixed.items() if name != axis)
-    at_once = ", each the mean of the prompts sent at once" if axis == "batch" else ""
     accelerator = "" if setup.machine.device == "cpu" else f", {setup.machine.device}"
     return (
-        f"TTFT: time to first token, medians of {options.repeats} repeats{at_once}; {same},"
+        f"TTFT: time to first token, medians of {options.repeats} repeats; {same},"
         f" prompts of {setup.prompt_tokens[0]:,} to {setup.prompt_tokens[-1]:,} tokens. KL: the first token"
         f" against full's. {where(setup.machine)}{accelerator}."
     )

@@ -116,15 +116,15 @@ def _blends(
         prompt = replace(prompt, spans=tuple(spans))
         cached = prompt.chunk_tokens()
         for ratio in grid.ratios:
-            rounds = _repeated(prompt, grid.repeats)
-            arm = BlendedPrefill(rounds, recipe_of(settings, store.id, ratio))
+            trials = _repeated(prompt, grid.repeats)
+            arm = BlendedPrefill(trials, recipe_of(settings, store.id, ratio))
             arms[cached, len(prompt.token_ids) - cached, ratio] = arm
     return arms
 
 
-def _repeated(prompt: Prompt, repeats: int, before: Prompt | None = None) -> list[list[Trial]]:
+def _repeated(prompt: Prompt, repeats: int, before: Prompt | None = None) -> list[Trial]:
     """Return one prompt as the trials of an arm, the warm-up first. before: what was asked before it."""
-    return [[Trial(number, prompt, before or prompt)] for number in range(repeats + 1)]
+    return [Trial(prompt, before or prompt)] * (repeats + 1)
 
 
 def _kv_bytes(layout: Layout) -> int:

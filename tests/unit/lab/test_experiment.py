@@ -10,7 +10,6 @@ import pytest
 from blendrag.lab.arms import Arm, Sample
 from blendrag.lab.experiment import in_turn, measure
 from blendrag.lab.prompts import Prompt, Trial
-from blendrag.lab.statistics import summarise
 from blendrag.progress import SILENT, Progress
 
 
@@ -68,26 +67,26 @@ def test_turn_is_over_when_its_work_is_done() -> None:
 class Counting(Arm):
     """Takes as many ms as its number in the log, which all arms share."""
 
-    def __init__(self, name: str, log: list[str], rounds: Sequence[Sequence[Trial]]) -> None:
-        super().__init__(rounds)
+    def __init__(self, name: str, log: list[str], trials: Sequence[Trial]) -> None:
+        super().__init__(trials)
         self.name, self._log = name, log
 
-    async def prepare(self, engine: Any, trials: Any) -> None:
-        self._log.append(f"{self.name} prepares {len(trials)}")
+    async def prepare(self, engine: Any, trial: Trial) -> None:
+        self._log.append(f"{self.name} prepares {trial.prompt.token_ids[0]}")
 
     async def ask(self, engine: Any, trial: Trial) -> Sample:
         self._log.append(self.name)
-        return Sample(self.name, trial.number, len(self._log), 5, {5: -0.1, 6: -3.0}, 7, {})
+        return Sample(self.name, len(self._log), 5, {5: -0.1, 6: -3.0}, 7, {})
 
 
-def test_warm_up_is_dropped_and_prompts_of_a_trial_are_sent_at_once() -> None:
+def test_warm_up_is_dropped_and_every_trial_is_prepared_just_before_it_is_asked() -> None:
     log: list[str] = []
-    nothing = Prompt((1,), ())
-    rounds = [[Trial(number, nothing, nothing)] * 2 for number in range(3)]
+    trials = [Trial(Prompt((number,), ()), Prompt((), ())) for number in range(3)]
     engine: Any = None
-    samples = measure(engine, {name: Counting(name, log, rounds) for name in ("full", "b")}, SILENT)
-    assert log.count("full") == 3 * 2 and log.count("full prepares 2") == 3
-    assert [sample.trial for sample in samples["b"]] == [1, 1, 2, 2]
-    assert min(sample.ttft_ms for own in samples.values() for sample in own) > 6
-    found = summarise(samples)["full"]
-    assert [len(trial) for trial in found.each_ms] == [2, 2]
+    samples = measure(engine, {name: Counting(name, log, trials) for name in ("full", "b")}, SILENT)
+    assert [line for line in log if line.startswith("full")] == [
+        "full prepares 0", "full", "full prepares 1", "full", "full prepares 2", "full",
+    ]  # fmt: skip
+    assert all(log[log.index(f"b prepares {number}") + 1] == "b" for number in range(3))
+    assert [len(own) for own in samples.values()] == [2, 2]
+    assert min(sample.ttft_ms for own in samples.values() for sample in own) > 4

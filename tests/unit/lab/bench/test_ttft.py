@@ -19,9 +19,7 @@ from blendrag.lab.bench.ttft_report import draw_sweep, draw_ttft, print_sweep, p
 from blendrag.lab.prompts import PromptMaker
 from blendrag.lab.results import Setup
 from blendrag.lab.statistics import summarise
-from blendrag.lab.texts import questions_of
 from blendrag.options import STEPS
-from blendrag.prompt import encode_document
 from blendrag.settings import Settings
 from blendrag.store.contexts import Chunk
 from paper_machine import MACHINE
@@ -48,8 +46,7 @@ def test_axis_has_values_by_default_and_reads_them(name: str, settings: Settings
 
 BAD = [
     ("chunks", "1"), ("chunks", "2.5"), ("chunks", ""), ("chunk_tokens", "7"), ("ratio", "0"),
-    ("ratio", "1.1"), ("ratio", "nan"), ("ratio", "some"), ("question_tokens", "-4"), ("batch", "0"),
-    ("codec", "int3"), ("tier", "tape"),
+    ("ratio", "1.1"), ("ratio", "nan"), ("ratio", "some"), ("codec", "int3"), ("tier", "tape"),
 ]  # fmt: skip
 
 
@@ -62,13 +59,6 @@ def test_value_that_cannot_be_measured_is_refused(axis: str, text: str, settings
 def test_value_given_twice_is_measured_once(settings: Settings) -> None:
     assert axis_named("chunks").values("4, 2,4", settings) == (4, 2)
     assert parse_ratios("0.3, 0.15,0.30") == (0.3, 0.15)
-
-
-@pytest.mark.parametrize("tokens", [4, 16, 200])
-def test_question_has_the_length_that_was_asked_for(tokens: int, tokenizer: Any) -> None:
-    questions = questions_of(tokenizer, tokens)
-    assert len(questions) > 1
-    assert {len(encode_document(tokenizer, question)) for question in questions} == {tokens}
 
 
 def arms_of(name: str, values: tuple[Any, ...], tokenizer: Any, settings: Settings) -> Any:
@@ -89,7 +79,7 @@ def test_arm_that_does_not_depend_on_the_axis_is_measured_once(tokenizer: Any, s
     assert [arms[key].name for key in cases[0.2].values()] == ["full", "prefix", "reuse", "blend@0.2"]
     arms, cases = arms_of("codec", ("raw", "int4"), tokenizer, settings)
     assert len(arms) == 2 + 2 + 2 and cases["raw"]["full"] == cases["int4"]["full"]
-    prompts = [[trials[0].prompt for trials in arms[case["reuse"]].rounds] for case in cases.values()]
+    prompts = [[trial.prompt for trial in arms[case["reuse"]].trials] for case in cases.values()]
     assert [prompt.token_ids for prompt in prompts[0]] == [prompt.token_ids for prompt in prompts[1]]
     assert all(key.startswith("int4 ") for prompt in prompts[1] for key, _, _ in prompt.spans)
 
@@ -105,19 +95,11 @@ def test_step_of_quality_is_measured_with_its_selector(tokenizer: Any, settings:
         assert (options.selector, options.recompute_ratio) == step
 
 
-def test_prompt_of_a_batch_cannot_hit_what_another_left(tokenizer: Any, settings: Settings) -> None:
-    arms, cases = arms_of("batch", (1, 3), tokenizer, settings)
-    assert len(arms) == 8 and all(len(arm.rounds) == 4 for arm in arms.values())
-    for number, trials in enumerate(arms[cases[3]["full"]].rounds):
-        assert [trial.number for trial in trials] == [number] * 3
-        assert len({trial.prompt.spans[0][0] for trial in trials}) == 3
-
-
 # -- what is shown ----------------------------------------------------------------------------------------
 
 
 def samples(arm: str, ttft: float, recomputed: int, **split: float) -> list[Sample]:
-    return [Sample(arm, i, ttft + i, 5, {5: -0.2, 6: -2.0 - i}, recomputed, split) for i in range(5)]
+    return [Sample(arm, ttft + i, 5, {5: -0.2, 6: -2.0 - i}, recomputed, split) for i in range(5)]
 
 
 def results(axis: str, *values: Any, ingest: bool = False) -> TtftResults:
