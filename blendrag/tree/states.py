@@ -24,23 +24,22 @@ class StateTree(Tree):
         return tuple(nodes)
 
     def match(self, path: Nodes) -> int:
-        """Return how many of the path's first nodes end in the last of its states that is stored."""
-        stored = self._catalogue.ready(node.key for node in path)
-        return next((at for at in range(len(path), 0, -1) if path[at - 1].key in stored), 0)
+        """Return how many of the path's first nodes end in the last of its states that is stored, with all KV
+        before it."""
+        return next((at for at in range(len(path), 0, -1) if self.held(path[:at])), 0)
 
     def held(self, path: Nodes) -> tuple[tuple[str, int], ...]:
-        """Return the nodes with the KV of a path that ends in a stored state, from the root on; none if there
-        is no state any more."""
+        """Return the nodes with the KV of a path that ends in a stored state, from the root on; none if that
+        or one of them is not stored any more."""
         found: list[tuple[str, int]] = []
-        entries = self._catalogue.entries_of([self.state(path)])
-        after = entries[0].after if entries else ""
-        while after:
-            entries = self._catalogue.entries_of([after])
-            if not entries:
+        key = self.state(path)
+        while key:
+            entries = self._catalogue.entries_of([key])
+            if not entries or entries[0].state != "ready":
                 return ()
-            found.append((after, len(entries[0].token_ids)))
-            after = entries[0].after
-        return tuple(reversed(found))
+            found.append((key, len(entries[0].token_ids)))
+            key = entries[0].after
+        return tuple(reversed(found[1:]))  # the first is the state
 
     def state(self, path: Nodes) -> str:
         return path[-1].key if path else ""
@@ -50,7 +49,8 @@ class StateTree(Tree):
         parent, start = before[-1] if before else ("", 0)
         end = path[-1].end
         key = self.identity.chunk_key(token_ids[:end], place(start, parent))
-        documents = [node.document for node in path if node.end > start]
+        # A node of documents begins with what stands before the first: it is theirs.
+        documents = [node.document for node in path if node.end > start and node.document] or [""]
         new = [Node(key, parent, start, end, document) for document in documents]
         new.append(Node(path[-1].key, key, end, end, path[-1].document))
         return Next((*before, (key, end)), tuple(new), self.state(path[:held]), path[-1].key)

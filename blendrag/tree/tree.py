@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -101,7 +102,9 @@ class Tree:
             for key in keys
         }
         behind = self._catalogue.ready_behind(of)
-        children = {(parent, of[key]): key for key, parent in behind.items()}
+        # A node of several documents is found by none of them alone, nor does it say their order.
+        alone = Counter(owner.partition(" ")[2] for owner in self._catalogue.owners_of(of))
+        children = {(parent, of[key]): key for key, parent in behind.items() if alone[key] == 1}
         parents = set(behind.values()) - {""}
         roots = ["", *(owner[1:] for owner in self._catalogue.owners_of(parents) if owner.startswith(" "))]
 

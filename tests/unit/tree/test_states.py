@@ -132,6 +132,29 @@ def test_state_that_was_lost_is_stored_again_behind_other_nodes() -> None:
         assert rig.use("ab") == [5, 12]
 
 
+def test_state_behind_damaged_kv_is_not_found_until_that_has_grown_again() -> None:
+    with opened(TierSpec(kind="disk", bytes=1 << 20)) as rig:
+        rig.grow("a")
+        rig.grow("ab")
+        (root, _), _ = rig.tree.held(rig.path("ab"))
+        rig.store.kv.damaged("tree disk", root)
+        assert rig.use("ab") == rig.use("a") == []
+        assert rig.grow("a") == 0
+        assert rig.use("a") == [5] and rig.use("ab") == [5, 12]
+        rig.store.check_integrity()
+
+
+def test_order_follows_nodes_of_one_document_and_those_before_them() -> None:
+    with opened() as rig:
+        rig.grow("ab")
+        assert rig.tree.order("ab") == [0, 1] and rig.tree.order("ba") == [0, 1]
+        rig.grow("c")
+        assert rig.tree.order("abc") == [2, 0, 1]
+        rig.grow("ca")
+        assert rig.tree.order("abc") == [2, 0, 1] and rig.tree.order("bac") == [2, 1, 0]
+        assert rig.tree.order("ba") == [0, 1], "there is none behind the root"
+
+
 @pytest.mark.parametrize("gone", "abc")
 def test_document_that_is_deleted_takes_every_state_behind_it(gone: str) -> None:
     with opened() as rig:
