@@ -68,9 +68,12 @@ class HybridLayers:
 
     @classmethod
     def of(cls, vllm_config: Any, runner: Any) -> Self | None:
-        """Return the layers of a worker's model, or None if it is no hybrid whose blocks are understood."""
+        """Return the layers of a worker's model, or None if it is no hybrid whose blocks are understood, or
+        other workers have some of its layers."""
         config = getattr(runner, "kv_cache_config", None)
-        if config is None or (groups := StateGroups.of(config)) is None:
+        if vllm_config.parallel_config.world_size > 1 or config is None:
+            return None
+        if (groups := StateGroups.of(config)) is None:
             return None
         found = cls(groups, vllm_config, config)
         whole = all(one.kv_cache.shape[0] % found.blocks == 0 for one in found.attentions)

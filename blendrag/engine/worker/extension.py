@@ -96,11 +96,9 @@ class BlendWorker:
 
     def _keep_states(self, worker: LoadedWorker) -> dict[str, Any]:
         """Keep the exact prefixes of a hybrid model. Returns facts; none where they are not kept."""
-        layers, connector = (
-            HybridLayers.of(self.vllm_config, self.model_runner),
-            own_connector(StatesConnector),
-        )
-        if layers is None or connector is None or worker.ranks > 1:
+        layers = HybridLayers.of(self.vllm_config, self.model_runner)
+        connector = own_connector(StatesConnector)
+        if layers is None or connector is None:
             return {}
         blocks = KVBlocks(layers.attentions, worker.block_size, layers)
         self._blendrag = StatePlane(blocks, worker.dtype, owner=worker.first)

@@ -60,7 +60,10 @@ def made() -> tuple[Any, Any]:
     kv = torch.randn(PARTS * BLOCKS, 1, BLOCK // PARTS, 4).to(torch.bfloat16)
     backend = SimpleNamespace(get_name=lambda: "CPU_ATTN")
     layers["layer 1"] = SimpleNamespace(kv_cache=kv, attn_backend=backend)
-    vllm_config = SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context=layers))
+    vllm_config = SimpleNamespace(
+        compilation_config=SimpleNamespace(static_forward_context=layers),
+        parallel_config=SimpleNamespace(world_size=1),
+    )
     return vllm_config, SimpleNamespace(kv_cache_config=config(STATE, FULL, STATE))
 
 
@@ -98,6 +101,13 @@ def test_model_whose_groups_are_of_other_kinds_has_no_states() -> None:
     vllm_config, _ = made()
     assert HybridLayers.of(vllm_config, SimpleNamespace(kv_cache_config=config(FULL))) is None
     assert HybridLayers.of(vllm_config, SimpleNamespace()) is None
+
+
+def test_worker_that_has_only_a_part_of_the_layers_keeps_none() -> None:
+    """Those of another one's would have the same names."""
+    vllm_config, runner = made()
+    vllm_config.parallel_config.world_size = 2
+    assert HybridLayers.of(vllm_config, runner) is None
 
 
 # -- the worker's half ------------------------------------------------------------------------------------
