@@ -160,18 +160,21 @@ class Prefixes:
             ids = (*before, *document.token_ids)
             nodes = self.tree.path(ids, [(document.key, len(before), len(document.token_ids))])[-1:]
             if not self.tree.match(nodes):
-                held, begin = self.tree.totals().bytes, time.perf_counter()
-                if held + report.nbytes // max(1, report.chunks) > room:
+                totals, begin = self.tree.totals(), time.perf_counter()
+                if totals.bytes + 2 * totals.bytes // max(1, totals.ready) > room:  # one more, with its state
                     break
                 self.growth.want(Wanted(nodes, ids))
                 self.growth.wait()
-                grown = self.tree.totals().bytes - held
-                if not self.tree.match(nodes) or grown <= 0:  # others had to leave
+                go_on()
+                grown = self.tree.totals().bytes - totals.bytes
+                if self.tree.match(nodes) and grown > 0:
+                    report.chunks += 1
+                    report.tokens += len(document.token_ids)
+                    report.nbytes += grown
+                    report.prefill_s += time.perf_counter() - begin
+                elif self._catalogue.known([document.key]):  # not deleted meanwhile, so others had to leave
+                    self.client.stats()  # or the engine has ended, which this raises
                     break
-                report.chunks += 1
-                report.tokens += len(document.token_ids)
-                report.nbytes += grown
-                report.prefill_s += time.perf_counter() - begin
             progress.advance(len(document.token_ids))
 
     def expect(self, path: Nodes, new: Nodes, token_ids: Sequence[int]) -> bool:

@@ -66,8 +66,8 @@ class Sidecars:
                 self._without_tree(error)
             else:
                 if self.prefixes is None:
-                    why = engine.facts.reason or "several devices, engines or API servers keep none yet"
-                    self._without_tree(why)
+                    several = "several devices, engines or API servers keep none yet"
+                    self._without_tree(several if engine.facts.states else engine.facts.reason or several)
             self._has_tree = self.prefixes is not None
 
     def _without_tree(self, reason: object) -> None:

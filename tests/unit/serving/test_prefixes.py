@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,20 +18,24 @@ import torch
 from blendrag.engine.client.generation import Delta, Sampling
 from blendrag.engine.prefixes.trees import TreeClient
 from blendrag.engine.wire.recipe import Recipe
+from blendrag.errors import EngineError
+from blendrag.progress import SILENT
 from blendrag.prompt import PromptPlan, Segment
 from blendrag.serving import growth
+from blendrag.serving.prefill import PrefillReport
 from blendrag.serving.prefixes import Prefixes, tree_identity
 from blendrag.settings import Settings
 from blendrag.store.catalogue import Catalogue
 from blendrag.store.stack import TierSpec
 from blendrag.tree import path_of
 from blendrag.tree.layout import NodeBlocks
+from blendrag.tree.states import StateTree
 from blendrag.tree.store import NodeStore, StoredNode
 from blendrag.tree.tree import Tree
-from stores import IDENTITY, A, B, register
+from stores import IDENTITY, A, B, make_chunk, register
 from tree_tiers import tree_tiers
 
-BLOCK, RECIPE = 4, Recipe("store", ())
+BLOCK, STATE, RECIPE = 4, 12, Recipe("store", ())
 
 
 @dataclass
@@ -53,6 +58,9 @@ class Engine:
             (key, end), start, parent = path.nodes[at], path.start(at), path.parent(at)
             rows = torch.zeros(2, 32 * len(self.store.layout.blocks(start, end)), dtype=torch.uint8)
             self.store.put(StoredNode(key, parent, start, ids[:end]), rows)
+            if path.kept_state:
+                state = torch.zeros(2, STATE // 2, dtype=torch.uint8)
+                self.store.put(StoredNode(path.kept_state, key, end, ids[:end]), state)
         return Delta("", [], 0.0)
 
     def call(self, operation: str, tree: str, *args: Any) -> Any:
@@ -71,11 +79,19 @@ Rig = tuple[Prefixes, Engine, Catalogue]
 
 @pytest.fixture
 def rig(tmp_path: Path) -> Iterator[Rig]:
-    register(tmp_path, [A, B])
-    catalogue = Catalogue.open(tmp_path, IDENTITY)
-    tree, _ = Tree.open(tmp_path / "tree", IDENTITY)
-    ram = [TierSpec(kind="ram", bytes=1 << 20)]
-    store = NodeStore.open(tmp_path / "tree", IDENTITY, "bfloat16", ram, NodeBlocks(BLOCK, 32))
+    with opened(tmp_path, Tree, 1 << 20) as made:
+        yield made
+
+
+@contextmanager
+def opened(root: Path, kind: type[Tree], room: int) -> Iterator[Rig]:
+    """kind: of tree. room: its bytes in RAM."""
+    register(root, [A, B])
+    catalogue = Catalogue.open(root, IDENTITY)
+    tree, _ = kind.open(root / "tree", IDENTITY)
+    sizes = NodeBlocks(BLOCK, 32, STATE if kind is StateTree else 0)
+    ram = [TierSpec(kind="ram", bytes=room)]
+    store = NodeStore.open(root / "tree", IDENTITY, "bfloat16", ram, sizes)
     engine: Any = Engine(store)
     prefixes = Prefixes(tree, TreeClient(engine, "tree"), catalogue, sliced=True)
     yield prefixes, engine, catalogue
@@ -255,3 +271,56 @@ def test_closing_does_not_wait_for_an_engine_that_is_never_idle(rig: Rig) -> Non
         prefixes.path(plan(A, B), RECIPE)
     prefixes.growth.close()
     assert not engine.asked
+
+
+# -- documents of a hybrid model, in first place ----------------------------------------------------------
+
+OTHERS = tuple(make_chunk(seed) for seed in range(11, 14))
+
+
+def ingested(prefixes: Prefixes, catalogue: Catalogue, room: int = 1 << 20) -> PrefillReport:
+    report = PrefillReport()
+    prefixes.grow_first(catalogue.pending(), (1, 2, 3), room, report, SILENT, lambda: None)
+    return report
+
+
+def test_documents_grow_in_first_place_until_there_is_no_room(tmp_path: Path) -> None:
+    with opened(tmp_path, StateTree, 1 << 20) as (prefixes, engine, catalogue):
+        assert ingested(prefixes, catalogue).chunks == 2 and ingested(prefixes, catalogue).chunks == 0
+        full = prefixes.tree.totals().bytes
+        register(tmp_path, OTHERS, "others")
+        asked = len(engine.asked)
+        assert ingested(prefixes, catalogue, full).chunks == 0
+        assert len(engine.asked) == asked, "nothing that is there had to leave for another"
+        assert ingested(prefixes, catalogue, full + full // 2).chunks == 1
+
+
+def test_document_that_is_deleted_while_it_grows_keeps_no_other_from_growing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(tmp_path, StateTree, 1 << 20) as (prefixes, engine, catalogue):
+        register(tmp_path, OTHERS, "others")
+        put = engine.store.put
+
+        def deleted(node: StoredNode, rows: torch.Tensor) -> bool:
+            if catalogue.known([A.key]):
+                catalogue.register("doc", [])
+                prefixes.forget([A.key, B.key])
+            return put(node, rows)
+
+        monkeypatch.setattr(growth, "_STORED_S", 0.05)
+        monkeypatch.setattr(engine.store, "put", deleted)
+        assert ingested(prefixes, catalogue).chunks == len(OTHERS)
+        assert prefixes.tree.documents() == {one.key for one in OTHERS}
+
+
+def test_engine_that_ends_while_documents_grow_is_told(tmp_path: Path) -> None:
+    with opened(tmp_path, StateTree, 1 << 20) as (prefixes, engine, catalogue):
+
+        def ended(*_: Any) -> Any:
+            engine.alive = False
+            raise EngineError("it has ended")
+
+        engine.generate = engine.call = ended  # type: ignore[method-assign]
+        with pytest.raises(EngineError, match="has ended"):
+            ingested(prefixes, catalogue)
