@@ -60,11 +60,17 @@ class HybridLayers:
     written here."""
 
     def __init__(self, groups: StateGroups, vllm_config: Any, kv_cache_config: Any) -> None:
-        modules = vllm_config.compilation_config.static_forward_context
-        named = [group.layer_names for group in kv_cache_config.kv_cache_groups]
+        named = [set(group.layer_names) for group in kv_cache_config.kv_cache_groups]
+        # In the model's order: how vLLM groups layers may change.
+        layers = list(vllm_config.compilation_config.static_forward_context.items())
         self.blocks: int = kv_cache_config.num_blocks
-        self.attentions = [modules[name] for name in named[groups.attention]]
-        self._states = [[modules[name] for name in named[group]] for group, _ in groups.states]
+        self.attentions = [layer for name, layer in layers if name in named[groups.attention]]
+        self._states = [
+            (at, layer)
+            for name, layer in layers
+            for at, (group, _) in enumerate(groups.states)
+            if name in named[group]
+        ]
 
     @classmethod
     def of(cls, vllm_config: Any, runner: Any) -> Self | None:
@@ -80,11 +86,10 @@ class HybridLayers:
         return found if whole else None
 
     def _parts(self) -> Iterator[tuple[int, torch.Tensor]]:
-        """Yield the tensors of states of all layers, [blocks, ...], with the numbers of their groups."""
-        for group, layers in enumerate(self._states):
-            for layer in layers:
-                for part in layer.kv_cache:
-                    yield group, part
+        """Yield the tensors of states of all layers, [blocks, ...], with the places of their groups."""
+        for group, layer in self._states:
+            for part in layer.kv_cache:
+                yield group, part
 
     @property
     def state_bytes(self) -> int:
@@ -94,7 +99,7 @@ class HybridLayers:
     @property
     def format(self) -> str:
         """Return a name for the format of a state's bytes."""
-        return " ".join(f"{group} {part.dtype} {(*part.shape[1:],)}" for group, part in self._parts())
+        return " ".join(f"{part.dtype} {(*part.shape[1:],)}" for _, part in self._parts())
 
     def read_state(self, block_ids: Sequence[int]) -> torch.Tensor:
         """Return the bytes of the state in these blocks, one of each group: uint8, on the CPU."""

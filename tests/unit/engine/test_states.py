@@ -103,6 +103,15 @@ def test_model_whose_groups_are_of_other_kinds_has_no_states() -> None:
     assert HybridLayers.of(vllm_config, SimpleNamespace()) is None
 
 
+def test_state_is_the_same_however_layers_are_grouped() -> None:
+    vllm_config, runner = made()
+    other = SimpleNamespace(kv_cache_config=config(STATE, FULL, STATE))
+    other.kv_cache_config.kv_cache_groups.reverse()
+    one, two = HybridLayers.of(vllm_config, runner), HybridLayers.of(vllm_config, other)
+    assert one is not None and two is not None and one.format == two.format
+    assert torch.equal(one.read_state([3, 5]), two.read_state([5, 3]))
+
+
 def test_worker_that_has_only_a_part_of_the_layers_keeps_none() -> None:
     """Those of another one's would have the same names."""
     vllm_config, runner = made()
