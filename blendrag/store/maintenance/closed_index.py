@@ -161,7 +161,7 @@ def other_tiers(catalogue: Catalogue, stack: Sequence[TierSpec]) -> Iterator[lis
 def no_index(folder: Path | str) -> StoreError:
     """Return the error for a folder that holds no index, with the name of a similar neighbour."""
     root = Path(folder).expanduser().resolve()
-    siblings = [p.name for p in root.parent.iterdir() if p.is_dir()] if root.parent.is_dir() else []
+    siblings = [neighbour.name for neighbour in root.parent.glob("*/") if neighbour != root]
     close = difflib.get_close_matches(root.name, siblings, n=1)
     hint = f" (did you mean {close[0]!r}?)" if close else ""
     return StoreError(f"no index at {str(folder)!r}{hint}: ingest something first")

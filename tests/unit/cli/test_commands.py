@@ -111,6 +111,11 @@ def test_wrong_index_folder_is_corrected_and_not_made(
     assert [path.name for path in workdir.iterdir()] == ["my-index"]
 
 
+def test_folder_without_an_index_is_not_offered_in_place_of_itself(blendrag: Blendrag, workdir: Path) -> None:
+    (workdir / "kb").mkdir()
+    assert complaint(blendrag("stats", "--index", "kb")).endswith("no index at 'kb': ingest something first")
+
+
 def test_unknown_setting_is_named(blendrag: Blendrag, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BLENDRAG_SIMILARITY_TOPK", "3")
     result = blendrag("doctor")
