@@ -15,7 +15,7 @@ from typing import Any
 from blendrag.engine.client.running import RunningEngine
 from blendrag.engine.prefixes.trees import TreeClient
 from blendrag.engine.wire.operations import EngineFacts
-from blendrag.engine.wire.prefixes import PrefixPath
+from blendrag.engine.wire.prefixes import MIN_LOADED, PrefixPath
 from blendrag.engine.wire.recipe import Recipe
 from blendrag.errors import BlendragWarning
 from blendrag.progress import Progress
@@ -110,7 +110,8 @@ class Prefixes:
             return None, recipe
         held, seen = self.tree.match(nodes), self._meet(nodes)
         states = isinstance(self.tree, StateTree)
-        if seen > held and (states or recipe is not None):
+        # A state is large: one that is never loaded is not kept.
+        if seen > held and (nodes[seen - 1].end >= MIN_LOADED if states else recipe is not None):
             self.growth.want(Wanted(nodes[:seen], plan.token_ids[: nodes[seen - 1].end]))
         if states:
             named = self.tree.held(nodes[:held])
@@ -159,7 +160,7 @@ class Prefixes:
             go_on()
             ids = (*before, *document.token_ids)
             nodes = self.tree.path(ids, [(document.key, len(before), len(document.token_ids))])[-1:]
-            if not self.tree.match(nodes):
+            if len(ids) >= MIN_LOADED and not self.tree.match(nodes):
                 totals, begin = self.tree.totals(), time.perf_counter()
                 if totals.bytes + 2 * totals.bytes // max(1, totals.ready) > room:  # one more, with its state
                     break

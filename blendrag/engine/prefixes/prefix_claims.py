@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from blendrag.engine.compat.connector import SchedulerStep
 from blendrag.engine.compat.states import StateBlocks
 from blendrag.engine.hooks import Asked, Orders, SchedulerHook
-from blendrag.engine.wire.prefixes import NodeLoad, NodeSave, PrefixPath, read_path
+from blendrag.engine.wire.prefixes import MIN_LOADED, NodeLoad, NodeSave, PrefixPath, read_path
 from blendrag.engine.wire.report import BlendReport
-
-_LEAST = 64  # tokens: computing fewer is faster, together with what is behind them
 
 
 @dataclass(slots=True)
@@ -28,7 +26,7 @@ class PrefixClaims(SchedulerHook):
 
     name = "prefixes"
 
-    def __init__(self, least: int = _LEAST, states: StateBlocks | None = None) -> None:
+    def __init__(self, least: int = MIN_LOADED, states: StateBlocks | None = None) -> None:
         self._least, self._states = least, states
         self._growing: dict[str, _Growing] = {}
         self._loads: list[NodeLoad] = []

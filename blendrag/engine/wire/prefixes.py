@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 PATH = "blendrag_path"  # the key in ``kv_transfer_params``
+MIN_LOADED = 64  # tokens: computing fewer is faster, together with what is behind them
 
 
 @dataclass(frozen=True, slots=True)

@@ -275,12 +275,15 @@ def test_closing_does_not_wait_for_an_engine_that_is_never_idle(rig: Rig) -> Non
 
 # -- documents of a hybrid model, in first place ----------------------------------------------------------
 
+ROOT = tuple(range(100, 160))
 OTHERS = tuple(make_chunk(seed) for seed in range(11, 14))
 
 
-def ingested(prefixes: Prefixes, catalogue: Catalogue, room: int = 1 << 20) -> PrefillReport:
+def ingested(
+    prefixes: Prefixes, catalogue: Catalogue, room: int = 1 << 20, root: tuple[int, ...] = ROOT
+) -> PrefillReport:
     report = PrefillReport()
-    prefixes.grow_first(catalogue.pending(), (1, 2, 3), room, report, SILENT, lambda: None)
+    prefixes.grow_first(catalogue.pending(), root, room, report, SILENT, lambda: None)
     return report
 
 
@@ -293,6 +296,15 @@ def test_documents_grow_in_first_place_until_there_is_no_room(tmp_path: Path) ->
         assert ingested(prefixes, catalogue, full).chunks == 0
         assert len(engine.asked) == asked, "nothing that is there had to leave for another"
         assert ingested(prefixes, catalogue, full + full // 2).chunks == 1
+
+
+def test_state_behind_too_few_tokens_to_be_loaded_is_not_wanted(tmp_path: Path) -> None:
+    with opened(tmp_path, StateTree, 1 << 20) as (prefixes, _, catalogue):
+        assert ingested(prefixes, catalogue, root=(1, 2, 3)).chunks == 0
+        for one in (A, B, A):
+            prefixes.path(plan(one, root=ROOT), None)
+        prefixes.growth.wait()
+        assert [(row.node.document, row.node.end) for row in prefixes.tree.rows()] == [(A.key, 68)] * 2
 
 
 def test_document_that_is_deleted_while_it_grows_keeps_no_other_from_growing(
