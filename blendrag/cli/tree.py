@@ -47,7 +47,8 @@ def show_tree(index: Path, json: bool) -> None:
     branches = {"": picture}
     for row in rows:
         node, name = row.node, shown(names[row.node.key])
-        about = f"{node.end - node.start:,} tokens, {row.nbytes / 2**20:,.1f} MiB, used {row.uses:,} times: "
+        part = f"{node.end - node.start:,} tokens" if node.start < node.end else "state"  # of a hybrid model
+        about = f"{part}, {row.nbytes / 2**20:,.1f} MiB, used {row.uses:,} times: "
         branches[node.key] = branches.get(node.parent, picture).add(Text(about + name))
     out().print(picture)
 

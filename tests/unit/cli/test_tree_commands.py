@@ -14,6 +14,7 @@ from blendrag.files.lock import IndexLock
 from blendrag.store.tiers import TierSpec
 from blendrag.tree import path_of
 from blendrag.tree.layout import NodeBlocks
+from blendrag.tree.states import StateTree
 from blendrag.tree.store import NodeStore, StoredNode
 from blendrag.tree.tree import Tree
 from stores import IDENTITY, A, B, register
@@ -55,6 +56,17 @@ def test_tree_is_drawn_with_its_documents(blendrag: Blendrag, index: Path) -> No
         (1, 9, A.key),
         (9, 17, B.key),
     ]
+
+
+def test_state_behind_a_document_is_drawn_as_one(blendrag: Blendrag, index: Path) -> None:
+    tree, _ = StateTree.open(index / "tree", IDENTITY)
+    coming = tree.next(tree.path(B.token_ids, [(B.key, 0, 8)]), 0, B.token_ids)
+    tree.expect(coming.new, B.token_ids)
+    for node in coming.new:
+        assert tree._catalogue.mark_ready(node.key, 1 << 20)
+    tree.close()
+    *_, kv, state = blendrag("stats", "--tree").stdout.splitlines()
+    assert "8 tokens, 1.0 MiB" in kv and f"state, 1.0 MiB, used 0 times: text {B.key}" in state
 
 
 def test_cleared_tree_is_gone(blendrag: Blendrag, index: Path) -> None:
