@@ -56,7 +56,7 @@ def missing() -> list[str]:
         KVCacheBlocks: "get_block_ids",
         KVConnectorOutput: "kv_connector_worker_meta",
         KVCacheManager: "get_block_ids",
-        MambaSpec: "block_size num_speculative_blocks",
+        MambaSpec: "block_size num_speculative_blocks mamba_cache_mode",
         KVCacheConfig: "num_blocks kv_cache_groups",
         connector.KVConnectorBase_V1: (
             "get_num_new_matched_tokens update_state_after_alloc build_connector_meta update_connector_output"

@@ -73,7 +73,7 @@ def bits(layers: dict[str, Any], name: str, block: int) -> list[bytes]:
 
 def test_groups_of_a_hybrid_are_told_apart() -> None:
     assert StateGroups.of(config(STATE, FULL, STATE)) == StateGroups(1, ((0, BLOCK), (2, BLOCK)))
-    drafts = replace(STATE, num_speculative_blocks=2)
+    drafts, each_block = replace(STATE, num_speculative_blocks=2), replace(STATE, mamba_cache_mode="all")
     for others in (
         (FULL,),
         (FULL, FULL, STATE),
@@ -81,6 +81,7 @@ def test_groups_of_a_hybrid_are_told_apart() -> None:
         (STATE,),
         (FULL, WINDOW, STATE),
         (FULL, drafts),
+        (FULL, each_block),
     ):
         assert StateGroups.of(config(*others)) is None
 
