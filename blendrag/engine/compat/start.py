@@ -31,8 +31,8 @@ def no_embeddings_from_clients() -> None:
         VllmConfig._resolve_mm_embedding_inputs = lambda self: None
 
 
-# Arguments beside which a hybrid model's states are in blocks of another kind.
-_WITHOUT_STATES = ("speculative_config", "use_replayssm")
+# Arguments beside which a hybrid model keeps other states, or prompts share parts of blocks.
+_WITHOUT_STATES = ("speculative_config", "use_replayssm", "prefix_match_unit")
 
 
 def start_llm(arguments: dict[str, Any], connector: dict[str, Any]) -> Any:

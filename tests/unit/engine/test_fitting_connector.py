@@ -1,0 +1,49 @@
+"""Which connector an engine starts with, by its model and arguments. No engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import Qwen3NextConfig
+
+from blendrag.engine.compat.start import fitting_connector
+from blendrag.errors import ConfigError
+from blendrag.server.command import serve_command
+from blendrag.settings import Settings
+from tree_tiers import tree_tiers
+
+OURS = {"kv_connector": "BlendConnector", "kv_role": "kv_both"}
+
+
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("hybrid")
+    Qwen3NextConfig(architectures=["Qwen3NextForCausalLM"], num_hidden_layers=4).save_pretrained(folder)
+    return str(folder)
+
+
+def test_blended_model_has_ours(model_dir: Path) -> None:
+    assert fitting_connector({"model": str(model_dir)}, OURS) == (OURS, "")
+
+
+def test_hybrid_has_the_one_with_states(hybrid: str) -> None:
+    assert fitting_connector({"model": hybrid}, OURS) == (OURS | {"kv_connector": "StatesConnector"}, "")
+
+
+def test_server_of_a_hybrid_asks_for_a_tree(hybrid: str) -> None:
+    with pytest.raises(ConfigError, match="tree_bytes"):
+        serve_command(Settings.load(model=hybrid), {}, Path(hybrid), None, [])
+    settings = Settings.load(model=hybrid, tiers=tree_tiers(disk=1 << 20))
+    words = serve_command(settings, {}, Path(hybrid), None, []).words
+    assert any('"StatesConnector"' in word for word in words)
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [{"speculative_config": {"method": "ngram"}}, {"use_replayssm": True}, {"prefix_match_unit": 16}],
+)
+def test_hybrid_whose_blocks_are_others_has_none(hybrid: str, beside: dict[str, Any]) -> None:
+    connector, why = fitting_connector({"model": hybrid, **beside}, OURS)
+    assert connector is None and "state" in why
