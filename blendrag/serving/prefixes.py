@@ -153,8 +153,6 @@ class Prefixes:
         """Grow each of these documents in first place, behind the tokens ``before``, as long as they take no
         more than ``room`` bytes: of a hybrid model, for which nothing else is kept of a document. ``go_on``:
         called before each, to raise what ends it."""
-        if not isinstance(self.tree, StateTree):
-            return
         progress.total(sum(len(document.token_ids) for document in documents))
         for document in documents:
             go_on()
