@@ -225,9 +225,10 @@ def test_tree_that_cannot_be_used_fails_neither_a_prompt_nor_the_start(
 
 def test_tree_that_is_not_kept_is_warned_about(tmp_path: Path, model_dir: Path) -> None:
     asked = Settings.load(tiers=tree_tiers(1 << 20))
-    for blocks, alone in (("", True), ("blocks", False)):
-        library = Library(tmp_path / f"{alone}", asked, shared=not alone)
-        several: Any = SimpleNamespace(facts=SimpleNamespace(blocks=blocks, reason=None), alone=alone)
+    for blocks, alone, reason in (("", True, None), ("blocks", False, None), ("states", False, "a hybrid")):
+        library = Library(tmp_path / f"kept{blocks}", asked, shared=not alone)
+        facts = SimpleNamespace(blocks=blocks, reason=reason, states=bool(reason))
+        several: Any = SimpleNamespace(facts=facts, alone=alone)
         with pytest.warns(BlendragWarning, match="several devices, engines or API servers"):
             library.sidecars._open_prefixes(several)
         assert library.sidecars.prefixes is None
