@@ -54,6 +54,13 @@ def ttft(
             "--speculate", help="Answers begun from provisional documents, by how many of these come true."
         ),
     ] = False,
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            help="Estimate for this GPU, here without one: H100, H200, A100, L40S, RTX 4090, MI300X.",
+            metavar="NAME",
+        ),
+    ] = None,
     chunks: options.Chunks = 6,
     chunk_tokens: options.ChunkTokens = 512,
     repeats: _Repeats = None,
@@ -65,18 +72,26 @@ def ttft(
     seed: options.Seed = 0,
 ) -> None:
     """Time to first token: full prefill, vLLM's prefix caching, exact prefixes, full reuse, and blending:
-    each step of quality, or each ratio. Or against one parameter (--axis)."""
+    each step of quality, or each ratio. Or against one parameter (--axis), or by counted launches, bytes and
+    FLOP over a GPU's stated rates, and its own where it is (--gpu)."""
     from blendrag.lab.bench.axes import AXES, axis_named, parse_ratios
+    from blendrag.lab.bench.model import ModelOptions, print_model, run_model
     from blendrag.lab.bench.speculate import SpeculateOptions, print_speculate, run_speculate
     from blendrag.lab.bench.ttft import TtftOptions, run_ttft
     from blendrag.lab.bench.ttft_report import draw_sweep, draw_ttft, print_sweep, print_ttft
     from blendrag.settings import PREFIX_CACHING, Settings
 
+    if gpu is not None:
+        others = {"axis": axis, "values": values, "ratios": ratios, "repeats": repeats, "model": model}
+        estimated = _of_mode(ModelOptions, "--gpu", gpu=gpu, plot=plot, paste=paste, **others)
+        measured(lambda _: run_model(estimated), print_model, json)
+        return
     settings = Settings.load(model=model, engine_args=PREFIX_CACHING)
     common = {"chunks": chunks, "chunk_tokens": chunk_tokens, "repeats": repeats, "seed": seed}
     if speculate:
-        others = {"axis": axis, "values": values, "ratios": ratios, "plot": plot}
-        early = _of_mode(SpeculateOptions, "--speculate", **common, **others)
+        early = _of_mode(
+            SpeculateOptions, "--speculate", **common, axis=axis, values=values, ratios=ratios, plot=plot
+        )
         measured(
             lambda bar: run_speculate(settings, early, bar),
             print_speculate,
@@ -169,20 +184,6 @@ def load(
             lambda bar: run_load(settings, wanted, bar),
             print_load, json, plot, draw_load, paste=paste, name="load",
         )  # fmt: skip
-
-
-def model(
-    gpu: Annotated[
-        str, typer.Option(help="H100, H200, A100, L40S, RTX 4090, MI300X: where an 8B model's time goes.")
-    ] = "H100",
-    json: options.Json = False,
-) -> None:
-    """Estimate time to first token on GPUs, and when not to blend, without one: counted launches, bytes and
-    FLOP, over stated rates; where a GPU is, over its own, too."""
-    from blendrag.lab.bench.model import ModelOptions, print_model, run_model
-
-    chosen = ModelOptions(gpu)
-    measured(lambda _: run_model(chosen), print_model, json)
 
 
 def tree(

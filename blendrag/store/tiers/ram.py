@@ -63,8 +63,8 @@ class RamTier(LocalTier):
         return record.head.own_bytes
 
     def _write(self, record: Record) -> None:
-        own = record.own
-        self._records[record.key] = replace(own, rows=pinned(own.rows))
+        own, rows = record.own, pinned(record.own.rows)
+        self._records[record.key] = own if rows is own.rows else replace(own, rows=rows)
 
     def _remove(self, key: str) -> bool:
         return self._records.pop(key, None) is not None

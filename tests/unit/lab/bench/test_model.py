@@ -74,7 +74,7 @@ def test_rates_of_a_device_are_measured(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_command_says_what_it_assumes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("blendrag.engine.client.engine.Engine.shared", None)
-    shown = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["bench", "model", "--gpu", "A100"])
+    shown = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["bench", "ttft", "--gpu", "A100"])
     assert shown.exit_code == 0 and "A100: NVIDIA A100 data sheet" in shown.stdout
-    found = json.loads(CliRunner().invoke(app, ["bench", "model", "--json"]).stdout)
+    found = json.loads(CliRunner().invoke(app, ["bench", "ttft", "--gpu", "H100", "--json"]).stdout)
     assert found["seconds"]["H100"]["4096"]["int8"]["full_s"] > 0 and found["counted"]["waits"] == 1
