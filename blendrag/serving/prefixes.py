@@ -109,25 +109,20 @@ class Prefixes:
         if not nodes:
             return None, recipe
         held, seen = self.tree.match(nodes), self._meet(nodes)
-        states = isinstance(self.tree, StateTree)
+        later = recipe is not None or self.tree.has_states  # a state is that behind a prompt's last token
         # A state is large: one that is never loaded is not kept.
-        if seen > held and (nodes[seen - 1].end >= MIN_LOADED if states else recipe is not None):
+        if later and seen > held and (recipe is not None or nodes[seen - 1].end >= MIN_LOADED):
             self.growth.want(Wanted(nodes[:seen], plan.token_ids[: nodes[seen - 1].end]))
-        if states:
-            named = self.tree.held(nodes[:held])
-            path = PrefixPath(
-                self.client.id, named, len(named), len(named), state=self.tree.state(nodes[:held])
-            )
-            return (path if named else None), None
         if recipe is not None and held < len(nodes):
             if held and nodes[held - 1].document:
                 recipe = replace(recipe, tree=self.client.id, head=self.tree.held(nodes[:held]))
             return None, recipe
-        kept = max(held, seen)
+        kept = held if later else max(held, seen)
         if kept > held and not self.expect(nodes[:kept], nodes[held:kept], plan.token_ids):
             kept = held
-        named = self.tree.held(nodes[:kept])
-        return (PrefixPath(self.client.id, named, held, kept) if kept else None), None
+        named, state = self.tree.held(nodes[:kept]), self.tree.state(nodes[:held])
+        stored = len(named) - (kept - held)
+        return (PrefixPath(self.client.id, named, stored, len(named), state=state) if named else None), None
 
     def grow(self, plan: PromptPlan) -> int:
         """Grow all of a plan's nodes, if there is room. Returns how many are new. Waits until nothing

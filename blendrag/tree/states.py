@@ -14,6 +14,8 @@ class StateTree(Tree):
     by their tokens alone; KV is stored in one node from the last state that is held to the next, over as many
     documents as that takes. So states are where paths part, and where they end."""
 
+    has_states = True
+
     def path(self, token_ids: Sequence[int], documents: Iterable[Span]) -> Nodes:
         nodes: list[Node] = []
         for document, at, length in documents:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 from blendrag.errors import StoreError, StoreMismatchError
 from blendrag.files import sqlite
@@ -46,6 +46,9 @@ class Next(NamedTuple):
 
 class Tree:
     """The tree of exact prefixes that a client knows. Open it with :meth:`open`. Thread-safe."""
+
+    has_states: ClassVar[bool] = False
+    """Whether there is a state behind each of its paths."""
 
     def __init__(self, catalogue: Catalogue) -> None:
         self._catalogue = catalogue

@@ -30,7 +30,7 @@ _BYTES = 2  # of a number
 
 
 class Counted(NamedTuple):
-    """What a blend does, by layer unless said otherwise.
+    """The launches, bytes and waits of a blend, in each layer unless something else is named.
 
     question: launches of the pass that reads it, which moves and writes stored KV. repair: launches of the
     second pass. shift: those that move the other tokens in it. written, shifted: bytes moved by those of what
@@ -53,7 +53,7 @@ COUNTED = Counted(question=21, repair=11, shift=22, written=3.4, shifted=11, sco
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What a machine does in a second.
+    """The rates of a machine, each for one second.
 
     large, few: FLOP of matrix products, of thousands of rows and of hundreds. attention: FLOP of the
     engine's. scattered: of our kernel. memory: bytes of the GPU's own. link: bytes of pinned memory to the
