@@ -1,15 +1,16 @@
 """The Triton kernel of :class:`~blendrag.load.layer_decode.LayerDecode`: rows of all chunks of a prompt
-become one layer's K and V. A program decodes some tokens of one head of one chunk, as its codec's ``read``
-does."""
+become some layers' K and V. A program decodes some tokens of one head of one layer of one chunk, as its
+codec's ``read`` does."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-# Of a chunk in the table: where it goes, how many tokens, the first of its heads, where its arrays are.
-PLACE, LENGTH, HEAD, ARRAYS = (tl.constexpr(number) for number in range(4))
-COLUMNS = tl.constexpr(9)
+# Of a chunk in the table: where it goes, how many tokens, the first of its heads, bytes of a layer before it and
+# of its own row, where its arrays are in that.
+PLACE, LENGTH, HEAD, BEFORE, ROW, ARRAYS = (tl.constexpr(number) for number in range(6))
+COLUMNS = tl.constexpr(11)
 _GROUP = tl.constexpr(32)
 
 
@@ -19,11 +20,13 @@ def _fp8(bits: tl.tensor) -> tl.tensor:
     return ((bits.to(tl.int16) << 7) & -16385).to(tl.float16, bitcast=True).to(tl.float32)
 
 
-@triton.jit(do_not_specialize=["part_stride"])
+@triton.jit(do_not_specialize=["layers", "layer_stride", "part_stride"])
 def decode(
     rows: tl.tensor,
     table: tl.tensor,
     numbers: tl.tensor,
+    layers: tl.tensor,
+    layer_stride: tl.tensor,
     part_stride: tl.tensor,
     CODEC: tl.constexpr,
     HEADS: tl.constexpr,
@@ -34,12 +37,14 @@ def decode(
 ) -> None:
     entry = table + tl.program_id(0) * COLUMNS
     token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)[:, None]
-    head, dim = tl.program_id(2), tl.arange(0, WIDTH)[None, :]
+    head, layer = tl.program_id(2) % HEADS, (tl.program_id(2) // HEADS).to(tl.int64)
+    dim = tl.arange(0, WIDTH)[None, :]
     length = tl.load(entry + LENGTH)
     used = (token < length) & (dim < SIZE)
     at = (token * HEADS + head) * SIZE + dim
     kind = tl.pointer_type(numbers.dtype.element_ty)
 
+    rows += tl.load(entry + BEFORE) * layers + tl.load(entry + ROW) * layer
     first = rows + tl.load(entry + ARRAYS)
     second = rows + tl.load(entry + ARRAYS + 1)
     if CODEC == "raw":
@@ -72,6 +77,6 @@ def decode(
             key = low + key.to(tl.float32) * step
             value = value.to(tl.float32) * of_value
     place = (tl.load(entry + PLACE) + token) * OWN + tl.load(entry + HEAD) + head
-    into = numbers + place * SIZE + dim
+    into = numbers + layer * layer_stride + place * SIZE + dim
     tl.store(into, key.to(numbers.dtype.element_ty), mask=used)
     tl.store(into + part_stride, value.to(numbers.dtype.element_ty), mask=used)

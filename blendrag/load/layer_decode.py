@@ -1,4 +1,4 @@
-"""One layer's K and V of all chunks of a prompt, decoded at once: one launch, however many chunks."""
+"""Some layers' K and V of all chunks of a prompt, decoded at once: one launch, however many chunks."""
 
 from __future__ import annotations
 
@@ -26,32 +26,40 @@ class Encoded:
 
 
 class LayerDecode:
-    """The decoding of a layer of some chunks, whose rows lie behind each other on a device, in order."""
+    """The decoding of layers of some chunks. Their rows lie behind each other on a device: those of the first
+    chunk, then those of the second."""
 
     def __init__(self, chunks: Sequence[Encoded], codec: Codec, layout: Layout) -> None:
         self._codec, self._layout = codec, layout
-        lines, begin = [], 0  # place, length, head, and where the row's arrays are among all bytes
+        lines, begin = (
+            [],
+            0,
+        )  # bytes before the chunk's, of a layer; and of its row; where its arrays are there
         for chunk in chunks:
-            arrays = [begin + at for at in codec.arrays(chunk.tokens)]
-            lines.append([chunk.place, chunk.length, chunk.head, *arrays, *[0] * (6 - len(arrays))])
-            begin += codec.row_bytes(chunk.tokens)
+            size, arrays = codec.row_bytes(chunk.tokens), codec.arrays(chunk.tokens)
+            line = [chunk.place, chunk.length, chunk.head, begin, size, *arrays]
+            lines.append(line + [0] * (11 - len(line)))
+            begin += size
         self._table = torch.tensor(lines)
         self._longest = max(chunk.length for chunk in chunks)
 
     def __call__(self, rows: torch.Tensor, numbers: torch.Tensor) -> None:
-        """Decode ``rows``, uint8, to ``numbers``, [2, tokens, own heads, size], of the layout's type, on the
-        current stream. rows: a tensor that begins where the first of them does."""
+        """Decode ``rows``, uint8, to ``numbers``, [layers, 2, tokens, own heads, size], of the layout's type,
+        on the current stream. rows: a tensor that begins where the first of them does."""
         # Only builds of torch for GPUs bring Triton, which this imports.
         from blendrag.load.decode_kernel import decode
 
         if self._table.device != rows.device:  # sent once, on the stream that reads it
             self._table = self._table.pin_memory().to(rows.device, non_blocking=True)
         heads, size = self._codec.heads, self._codec.size
-        decode[len(self._table), -(-self._longest // _TOKENS), heads](
+        layers = len(numbers)
+        decode[len(self._table), -(-self._longest // _TOKENS), heads * layers](
             rows,
             self._table,
             numbers,
+            layers,
             numbers.stride(0),
+            numbers.stride(1),
             CODEC=self._layout.identity.codec,
             HEADS=heads,
             OWN=len(self._layout.own),

@@ -20,7 +20,7 @@ import torch
 
 from blendrag.load.layer_decode import Encoded, LayerDecode, decodes_at_once
 from blendrag.load.layers import StoredLayer, StoredLayers
-from blendrag.load.slots import Slots, make_slots
+from blendrag.load.slots import Slots, make_slots, sent_at_once
 from blendrag.load.trace import Trace
 from blendrag.store.record import DamagedError, Head, Layout, Reason, Record
 from blendrag.store.tiers import GoneError, Opened, Read, Tier, TierError
@@ -108,14 +108,19 @@ class LayerLoader:
         """Load the layers of ``spans``, one after the other. ``filled`` gets what was read for RAM, and from
         which tiers, in the loader's thread. Waiting for a layer raises LoadFailedError."""
         count = min(self._in_flight, layout.num_layers)
+        group = max([sent_at_once(device), *(span.opened.tier.group for span in spans)])
+        group = max(1, min(group, count // 2))
+        count -= count % group
         tokens = sum(span.length for span in spans)
-        numbers, kind = 2 * tokens * len(layout.own) * layout.size, (count, layout.dtype, device)
+        numbers, kind = 2 * tokens * len(layout.own) * layout.size, (count, group, layout.dtype, device)
         nbytes = sum(len(head.own_shards) * head.row_bytes for head in (span.opened.head for span in spans))
         if self._slots is None or kind != self._kind or not self._slots.fit(numbers, nbytes):
             self.drain()
-            self._slots = make_slots(count, _rounded(numbers), _rounded(nbytes), layout.dtype, device)
+            sizes = _rounded(numbers), _rounded(nbytes)
+            self._slots = make_slots(count, *sizes, layout.dtype, device, group)
             self._kind = kind
-        return _Loading(self._thread, self._slots, count, tokens, spans, layout, device, trace, filled)
+        ring = _Ring(self._slots, count, group)
+        return _Loading(self._thread, ring, tokens, spans, layout, device, trace, filled)
 
     @property
     def thread(self) -> Executor:
@@ -127,12 +132,20 @@ class LayerLoader:
         self._thread.submit(lambda: None).result()
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Ring:
+    """Slots, so many of them, that are filled by groups of so many layers."""
+
+    slots: Slots
+    count: int
+    group: int
+
+
 class _Loading(StoredLayers):
     def __init__(
         self,
         thread: ThreadPoolExecutor,
-        slots: Slots,
-        count: int,
+        ring: _Ring,
         tokens: int,
         spans: Sequence[LoadSpan],
         layout: Layout,
@@ -140,18 +153,17 @@ class _Loading(StoredLayers):
         trace: Trace,
         filled: Filled | None,
     ) -> None:
-        self._thread, self._slots, self._count = thread, slots, count
+        self._thread, self._slots, self._count, self._group = thread, ring.slots, ring.count, ring.group
+        self._first = 0
         self._spans, self._layout, self._trace, self._filled = spans, layout, trace, filled
         self._parts = _Part.all_of(spans)
         self._shape = (2, tokens, len(layout.own), layout.size)
         self._numbers = math.prod(self._shape)
         self._at_once = _decode_at_once(self._parts, layout, device)
-        self._free = threading.Semaphore(count)
+        self._free = threading.Semaphore(ring.count)
         self._ready: queue.SimpleQueue[int | BaseException] = queue.SimpleQueue()
         self._held: int | None = None
         self._started = self._stopped = False
-        group = max((span.opened.tier.group for span in spans), default=1)
-        self._group = max(1, min(group, count // 2))
         self._scratch = [
             torch.empty(
                 0 if part.kept is not None else self._group, part.span.opened.head.row_bytes, dtype=_BYTE
@@ -162,7 +174,7 @@ class _Loading(StoredLayers):
     # -- the fused prefill's side -------------------------------------------------------------------------
 
     def fetch_kv(self, first_layer: int) -> None:
-        self._started = True
+        self._started, self._first = True, first_layer
         self._thread.submit(self._run, first_layer)
 
     def ready(self, layer: int, wait_s: float = 0.0) -> bool:
@@ -176,7 +188,7 @@ class _Loading(StoredLayers):
 
     def synchronize(self, layer: int) -> StoredLayer:
         self._take(layer)
-        key, value = self._slots.receive(layer % self._count)[: self._numbers].view(self._shape)
+        key, value = self._slots.receive(self._slot(layer))[: self._numbers].view(self._shape)
         return StoredLayer(key, value)
 
     def _take(self, layer: int, wait_s: float | None = None) -> None:
@@ -192,9 +204,13 @@ class _Loading(StoredLayers):
 
     def _release(self) -> None:
         if self._held is not None:
-            self._slots.done(self._held % self._count)
+            self._slots.done(self._slot(self._held))
             self._held = None
             self._free.release()
+
+    def _slot(self, layer: int) -> int:
+        """Return the layer's slot: a group's lie behind each other."""
+        return (layer - self._first) % self._count
 
     def close(self) -> None:
         self._release()
@@ -233,20 +249,20 @@ class _Loading(StoredLayers):
     def _load(self, first: int, last: int) -> None:
         name = f"layer {first}" if last - first == 1 else f"layers {first}-{last - 1}"
         with self._trace.span("load", name):
-            rows = self._read(first, last)
+            self._slots.fill(self._slot(first), self._read(first, last), self._decode)
             for layer in range(first, last):
-                self._slots.fill(layer % self._count, [read[layer - first] for read in rows], self._decode)
                 self._ready.put(layer)
 
     def _decode(self, rows: Sequence[torch.Tensor], numbers: torch.Tensor) -> None:
-        """Decode a row of every part to the beginning of ``numbers``."""
-        both = numbers[: self._numbers].view(self._shape)
+        """Decode some layers' rows of every part to the beginning of each layer's ``numbers``."""
+        layers = numbers[:, : self._numbers].unflatten(1, self._shape)
         if self._at_once is not None:
-            self._at_once(rows[0], both)
+            self._at_once(rows[0], layers)
             return
-        for part, row in zip(self._parts, rows, strict=True):
-            key, value = both[:, part.at : part.at + part.span.length]
-            part.span.opened.head.decode(row, part.shard, key, value)
+        for number, both in enumerate(layers):
+            for part, own in zip(self._parts, rows, strict=True):
+                key, value = both[:, part.at : part.at + part.span.length]
+                part.span.opened.head.decode(own[number], part.shard, key, value)
 
     def _read(self, first: int, last: int) -> list[torch.Tensor]:
         """Return verified rows of every part."""

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 Decode = Callable[[Sequence[torch.Tensor], torch.Tensor], None]
-"""A function that decodes rows of a record each, uint8, to numbers on the same device."""
+"""A function that decodes some layers' rows of a record each, uint8 [layers, row bytes], to [layers, numbers]
+on the same device."""
 
 
 class Slots:
@@ -23,9 +24,10 @@ class Slots:
         return numbers <= self._numbers.shape[1]
 
     def fill(self, slot: int, rows: Sequence[torch.Tensor], decode: Decode) -> None:
-        """Have a layer's rows decoded into a slot, once its former content has been used. Called in the
-        loader's thread; rows that are not in pinned memory are free again when this returns."""
-        decode(rows, self._numbers[slot])
+        """Have the rows of some layers, [layers, row bytes] each, decoded into the slots that begin at
+        ``slot``, once their former content has been used. Called in the loader's thread; rows that are not in
+        pinned memory are free again when this returns."""
+        decode(rows, self._numbers[slot : slot + len(rows[0])])
 
     def receive(self, slot: int) -> torch.Tensor:
         """Return the slot on the device, for the computation that is launched next."""
@@ -41,14 +43,15 @@ class Slots:
 class CudaSlots(Slots):
     """Slots on the device. Rows go there as they are stored, from pinned memory, and are decoded there, since
     a processor decodes slower than it copies. All of that is on a stream of the loader's own. Rows that are
-    not in pinned memory are copied there first."""
+    not in pinned memory are copied there first. nbytes: of a layer; group: the most layers at once."""
 
     def __init__(
-        self, count: int, numbers: int, nbytes: int, dtype: torch.dtype, device: torch.device
+        self, count: int, numbers: int, nbytes: int, dtype: torch.dtype, device: torch.device, group: int = 1
     ) -> None:
         super().__init__(count, numbers, dtype, device)
-        self._pinned = torch.empty(count, nbytes, dtype=torch.uint8, pin_memory=True)
-        self._rows = torch.empty(nbytes, dtype=torch.uint8, device=device)  # for one layer after the other
+        self._nbytes = nbytes
+        self._pinned = torch.empty(count * nbytes, dtype=torch.uint8, pin_memory=True)
+        self._rows = torch.empty(group * nbytes, dtype=torch.uint8, device=device)  # one group after another
         self._stream = torch.cuda.Stream(device)
         self._filled = [torch.cuda.Event() for _ in range(count)]
         self._done = [torch.cuda.Event() for _ in range(count)]
@@ -57,20 +60,26 @@ class CudaSlots(Slots):
         self._stream.wait_stream(torch.cuda.current_stream(device))  # the memory may have been another's
 
     def fit(self, numbers: int, nbytes: int) -> bool:
-        return super().fit(numbers, nbytes) and nbytes <= self._rows.numel()
+        return super().fit(numbers, nbytes) and nbytes <= self._nbytes
 
     def fill(self, slot: int, rows: Sequence[torch.Tensor], decode: Decode) -> None:
-        self._filled[slot].synchronize()
-        lengths = [row.numel() for row in rows]
-        nbytes = sum(lengths)
-        staged, there = (memory[:nbytes].split(lengths) for memory in (self._pinned[slot], self._rows))
+        slots = range(slot, slot + len(rows[0]))
+        for each in slots:
+            self._filled[each].synchronize()
+        staged, there, begin = self._pinned[slot * self._nbytes :], [], 0
         with torch.cuda.stream(self._stream):
-            for row, here, into in zip(rows, staged, there, strict=True):
-                sent = row if row.is_pinned() else here.copy_(row.view(-1))
-                into.copy_(sent.view(-1), non_blocking=True)
-            self._stream.wait_event(self._done[slot])
-            decode(there, self._numbers[slot])
-            self._filled[slot].record(self._stream)
+            for row in rows:
+                into = self._rows[begin : begin + row.numel()].view(row.shape)
+                sent = row
+                if not row.is_pinned():
+                    sent = staged[begin : begin + row.numel()].view(row.shape).copy_(row)
+                there.append(into.copy_(sent, non_blocking=True))
+                begin += row.numel()
+            for each in slots:
+                self._stream.wait_event(self._done[each])
+            decode(there, self._numbers[slot : slots.stop])
+            for each in slots:
+                self._filled[each].record(self._stream)
 
     def receive(self, slot: int) -> torch.Tensor:
         torch.cuda.current_stream(self._numbers.device).wait_event(self._filled[slot])
@@ -84,7 +93,15 @@ class CudaSlots(Slots):
             event.synchronize()
 
 
-def make_slots(count: int, numbers: int, nbytes: int, dtype: torch.dtype, device: torch.device) -> Slots:
+def make_slots(
+    count: int, numbers: int, nbytes: int, dtype: torch.dtype, device: torch.device, group: int
+) -> Slots:
     if device.type == "cuda":
-        return CudaSlots(count, numbers, nbytes, dtype, device)
+        return CudaSlots(count, numbers, nbytes, dtype, device, group)
     return Slots(count, numbers, dtype)
+
+
+def sent_at_once(device: torch.device) -> int:
+    """Return how many layers are best copied to a device together: Python takes 30 us for each copy of a
+    record's rows, an H100 less for a layer's bytes (docs/gpu.md)."""
+    return 4 if device.type == "cuda" else 1

@@ -83,10 +83,11 @@ class Layout:
     def encode(
         self, key: str, token_ids: Sequence[int], kv: torch.Tensor, context: str = NO_CONTEXT
     ) -> Record:
-        """Make a record of [layers, 2 (K before RoPE, V), tokens, kv_heads, head_size]."""
+        """Make a record of [layers, 2 (K before RoPE, V), tokens, kv_heads, head_size], encoded where it
+        is."""
         ids = np.ascontiguousarray(token_ids, dtype="<i4")
         codec = self.codec_of(self.shards)
-        parts = [codec.encode(part) for part in kv.chunk(self.shards, dim=3)]
+        parts = [codec.encode(part).cpu() for part in kv.chunk(self.shards, dim=3)]
         rows = torch.cat(parts) if len(parts) > 1 else parts[0]
         head = Head(self, key, ids, tuple(checksum(row) for row in rows), context)
         return Record(head, rows)

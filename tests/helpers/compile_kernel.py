@@ -48,7 +48,8 @@ def source(dtype: str, itemsize: int, size: int, **given: Any) -> ASTSource:
 
 def decoding(codec: str) -> ASTSource:
     fixed = {"CODEC": codec, "HEADS": 8, "OWN": 8, "SIZE": 128, "WIDTH": 128, "TOKENS": 16}
-    types = {"rows": "*u8", "table": "*i64", "numbers": "*bf16", "part_stride": "i64"}
+    types = {"rows": "*u8", "table": "*i64", "numbers": "*bf16", "layers": "i32"}
+    types |= dict.fromkeys(("layer_stride", "part_stride"), "i64")
     at = {name: (number,) for number, name in enumerate(decode.arg_names)}
     return ASTSource(
         decode,

@@ -60,7 +60,7 @@ class Ranks:
         return numbers
 
     def whole(self, kv: torch.Tensor, total: int) -> torch.Tensor | None:
-        """Return KV [..., own heads, head_size], on the CPU, with all heads; None except on the owner."""
+        """Return KV [..., own heads, head_size] with all heads; None except on the owner."""
         return kv
 
     def choose(self, value: T) -> T:
@@ -101,7 +101,7 @@ class SeveralRanks(Ranks):
         return summed
 
     def whole(self, kv: torch.Tensor, total: int) -> torch.Tensor | None:
-        own = kv.contiguous().view(torch.uint8)
+        own = kv.cpu().contiguous().view(torch.uint8)
         parts = [torch.empty_like(own) for _ in range(self.size)] if self.first else None
         torch.distributed.gather(own, parts, self._group.ranks[0], self._group.cpu_group)
         if parts is None:

@@ -117,7 +117,7 @@ class ChunkPrefill:
     @torch.inference_mode()
     def run(self, chunks: Sequence[ChunkTokens]) -> Generator[None, None, list[torch.Tensor]]:
         """Yield after each layer, and return the KV of every chunk: [layers, 2 (K before RoPE, V), tokens,
-        kv_heads, head_size], on the CPU.
+        kv_heads, head_size], on the model's device.
 
         Prefix, context and chunk must fit the model's window. Contexts that continue the chunk before them,
         in this call or the last, are not computed again.
@@ -127,13 +127,13 @@ class ChunkPrefill:
         positions, sequences = np.array(plan.positions), np.array(plan.sequences)
         # Contiguous: kernels read positions as they lie in memory.
         borrowed: Ints = np.array(plan.borrowed, np.int64).reshape(-1, 3).T.copy()
-        sources, at = torch.from_numpy(borrowed[0]), upload(borrowed[1], device)
+        sources, at = upload(borrowed[0], device), upload(borrowed[1], device)
         pages = self._cache.scratch(plan.whole)
         addresses = pages.addresses(positions, sequences)
         computed, known = pages.places(positions, sequences), pages.places(*borrowed[1:])
         rows = decoder.embed(upload(np.array(plan.ids), device), Indices.of(positions, device))
         shape = (decoder.num_layers, 2, count + len(plan.ids), *decoder.stored_shape)
-        kv = torch.empty(shape, dtype=rows.states.dtype)
+        kv = torch.empty(shape, dtype=rows.states.dtype, device=device)
         if self._kv is not None:
             kv[:, :, :count] = self._kv
 
@@ -148,7 +148,7 @@ class ChunkPrefill:
                     return Attended(None)
                 pages.write(layer, computed, projected.key, projected.value)
                 if sources.numel():
-                    key, value = decoder.kv[layer].loaded(*kv[layer][:, sources].to(device).unbind())
+                    key, value = decoder.kv[layer].loaded(*kv[layer][:, sources].unbind())
                     pages.write(layer, known, decoder.rotate_keys(layer, at, key.contiguous()), value)
                 return Attended(pages.attend(layer, projected.query, addresses))
 
@@ -170,7 +170,7 @@ class ChunkPrefill:
         last = max(prefix, len(plan.last) - _REMEMBERED)
         ids = (*self._prefix, *(*self._prefix, *chunk.context, *chunk.token_ids)[last:])
         self._known = Known(ids, chunk.key)
-        self._kv = kv[:, :, [*plan.last[:prefix], *plan.last[last:]]]
+        self._kv = kv[:, :, upload(np.array([*plan.last[:prefix], *plan.last[last:]], np.int64), kv.device)]
 
 
 def prefill_chunks(decoder: Decoder, cache: PagedCache, chunks: Sequence[ChunkTokens]) -> list[torch.Tensor]:

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
+import torch
+
 from blendrag.engine.forward.prompt_forward import LoadedModel
 from blendrag.engine.hooks import WorkerHook
 from blendrag.engine.ingest.chunk_prefill import ChunkPrefill, ChunkTokens
@@ -48,6 +50,7 @@ class Ingest(WorkerHook):
         self._model, self._stores, self._writer, self._owner = model, stores, writer, owner
         self._ranks = model.ranks
         self._filling: dict[str, _Filling] = {}
+        self._stream: torch.cuda.Stream | None = None
 
     @property
     def operations(self) -> Mapping[str, Callable[..., Any]]:
@@ -107,13 +110,28 @@ class Ingest(WorkerHook):
             if kv is not None:
                 name = context_name(chunk.context, chunk.after)
                 put = partial(filling.kv.put, chunk.key, chunk.token_ids, kv, name)
-                filling.writes.append(self._writer.submit(put))
+                filling.writes.append(self._writer.submit(self._behind(kv.device, put)))
         return Ingested(
             tokens=sum(len(chunk.token_ids) for chunk in fresh),
             adopted=sum(len(ids) for key, ids, *_ in chunks if key in adopted),
             seconds=seconds,
             nbytes=written,
         )
+
+    def _behind(self, device: torch.device, work: Callable[[], T]) -> Callable[[], T]:
+        """Return ``work`` for the writer: on a GPU it waits for what this thread has launched, and does not
+        wait for what this thread launches next."""
+        if device.type != "cuda":
+            return work
+        self._stream = stream = self._stream or torch.cuda.Stream(device)
+        launched = torch.cuda.current_stream(device).record_event()
+
+        def run() -> T:
+            with torch.cuda.stream(stream):
+                stream.wait_event(launched)
+                return work()
+
+        return run
 
     def flush(self, store: str) -> Generator[bool, None, int]:
         """Wait for all writes. Returns the bytes written since the last call."""

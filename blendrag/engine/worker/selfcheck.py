@@ -67,7 +67,7 @@ def forward_errors(decoder: Decoder, cache: PagedCache) -> tuple[float, float]:
     """Return the largest relative errors, over layers, of the probe's V, and K moved as stored K is: of our
     forward against the model's own, and against that one further on, where positions that come in unseen by
     us show up."""
-    ours = prefill_chunks(decoder, cache, [ChunkTokens("", tuple(_PROBE))])[0].to(cache.device)
+    ours = prefill_chunks(decoder, cache, [ChunkTokens("", tuple(_PROBE))])[0]
     longest = decoder.vllm_config.model_config.max_model_len
     begins = 0, min(_SHIFT, longest - len(_PROBE))
     _ = decoder.unrotates  # learnt now and not in a blend, since it waits for the device

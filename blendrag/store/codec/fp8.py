@@ -33,12 +33,12 @@ class Fp8(PartedCodec):
 
     def write(self, parts: Sequence[torch.Tensor], key: torch.Tensor, value: torch.Tensor) -> None:
         middle, key_scale, value_scale, keys, values = parts
-        low, high = extremes(key, 0)
+        low, high = extremes(key, -3)
         middle.copy_((low + high) / 2)
-        key = key - middle.float()
-        key_scale.copy_(self.step(key.abs().amax(0) / (_MOST * _SMALLER)))
+        key = key - middle.float().unsqueeze(-3)
+        key_scale.copy_(self.step(key.abs().amax(-3) / (_MOST * _SMALLER)))
         value_scale.copy_(self.step(value.abs().amax(-1, keepdim=True) / (_MOST * _SMALLER)))
-        keys.copy_(_scaled(key, key_scale))
+        keys.copy_(_scaled(key, key_scale.unsqueeze(-3)))
         values.copy_(_scaled(value, value_scale))
 
     def read(self, parts: Sequence[torch.Tensor], key: torch.Tensor, value: torch.Tensor) -> None:

@@ -36,8 +36,8 @@ class Int4(PartedCodec):
 
     def write(self, parts: Sequence[torch.Tensor], key: torch.Tensor, value: torch.Tensor) -> None:
         key_least, key_step, value_least, value_step, keys, values = parts
-        self._quantise(key, 0, key_least, key_step, keys)
-        self._quantise(value, 2, value_least, value_step, values)
+        self._quantise(key, -3, key_least, key_step, keys)
+        self._quantise(value, -1, value_least, value_step, values)
 
     def _quantise(
         self, numbers: torch.Tensor, dim: int, least: torch.Tensor, step: torch.Tensor, into: torch.Tensor
@@ -46,11 +46,11 @@ class Int4(PartedCodec):
         # The last number is repeated until the last group is full: that leaves the group's range as it is.
         index = torch.arange(_groups(length) * GROUP, device=numbers.device).clamp_(max=length - 1)
         groups = numbers.index_select(dim, index).unflatten(dim, (-1, GROUP))
-        low, high = extremes(groups, dim + 1)
+        low, high = extremes(groups, dim)
         least.copy_(low)
         step.copy_(self.step((high - low) / 15))
-        counts = multiples(groups - low.unsqueeze(dim + 1), step.unsqueeze(dim + 1), 0, 15)
-        _pack(counts.flatten(dim, dim + 1).narrow(dim, 0, length).to(torch.uint8), into)
+        counts = multiples(groups - low.unsqueeze(dim), step.unsqueeze(dim), 0, 15)
+        _pack(counts.flatten(dim - 1, dim).narrow(dim, 0, length).to(torch.uint8), into)
 
     def read(self, parts: Sequence[torch.Tensor], key: torch.Tensor, value: torch.Tensor) -> None:
         key_least, key_step, value_least, value_step, keys, values = parts
@@ -86,10 +86,10 @@ def _half(tokens: int) -> int:
 
 
 def _pack(counts: torch.Tensor, into: torch.Tensor) -> None:
-    """Pack whole numbers from 0 to 15, [tokens, heads, size]: tokens 2 i and 2 i + 1 share the bytes of row
-    i."""
-    into.copy_(counts[0::2])
-    into[: len(counts) // 2] |= counts[1::2] << 4
+    """Pack whole numbers from 0 to 15, [..., tokens, heads, size]: tokens 2 i and 2 i + 1 share the bytes of
+    row i."""
+    into.copy_(counts[..., 0::2, :, :])
+    into[..., : counts.shape[-3] // 2, :, :] |= counts[..., 1::2, :, :] << 4
 
 
 def _unpack(packed: torch.Tensor, tokens: int) -> torch.Tensor:

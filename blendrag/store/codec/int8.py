@@ -30,10 +30,10 @@ class Int8(PartedCodec):
 
     def write(self, parts: Sequence[torch.Tensor], key: torch.Tensor, value: torch.Tensor) -> None:
         least, key_step, value_step, keys, values = parts
-        low, high = extremes(key, 0)
+        low, high = extremes(key, -3)
         least.copy_(low)
         key_step.copy_(self.step((high - low) / 255))
-        keys.copy_(multiples(key - low, key_step, 0, 255))
+        keys.copy_(multiples(key - low.unsqueeze(-3), key_step.unsqueeze(-3), 0, 255))
         value_step.copy_(self.step(value.abs().amax(-1, keepdim=True) / 127))
         values.copy_(multiples(value, value_step, -127, 127))
 

@@ -12,6 +12,7 @@ import torch
 from blendrag.store.codec.interface import Codec
 
 _ALIGN = 16
+_AT_ONCE = 1 << 23  # numbers, of which a GPU's memory holds some copies in float32
 Part = tuple[Sequence[int], torch.dtype]
 
 
@@ -19,6 +20,7 @@ class PartedCodec(Codec):
     """A codec whose rows are sequences of arrays, each of which begins at a multiple of 16 bytes.
 
     Every array that has a dimension of tokens has it first, so that a prefix of the tokens is a slice of it.
+    ``write`` gets some layers' arrays at once, with a dimension of layers before all others.
     """
 
     @abstractmethod
@@ -27,7 +29,7 @@ class PartedCodec(Codec):
 
     @abstractmethod
     def write(self, parts: Sequence[torch.Tensor], key: torch.Tensor, value: torch.Tensor) -> None:
-        """Fill a row's arrays from one layer's K and V, float32 [tokens, heads, size], within ``limit``."""
+        """Fill the rows' arrays from K and V, float32 [layers, tokens, heads, size], within ``limit``."""
 
     @abstractmethod
     def read(self, parts: Sequence[torch.Tensor], key: torch.Tensor, value: torch.Tensor) -> None:
@@ -49,9 +51,11 @@ class PartedCodec(Codec):
     def encode(self, kv: torch.Tensor) -> torch.Tensor:
         layers, _, tokens = kv.shape[:3]
         rows = torch.zeros(layers, self.row_bytes(tokens), dtype=torch.uint8, device=kv.device)
-        for row, layer in zip(rows, kv, strict=True):  # one layer at a time stays within the CPU's cache
-            key, value = layer.to(self.dtype).float().clamp(-self.limit, self.limit)
-            self.write(self._split(row, tokens), key, value)
+        # One layer at a time stays within a CPU's cache; a GPU waits for launches, of which few are enough.
+        step = 1 if kv.device.type == "cpu" else max(1, _AT_ONCE * layers // max(1, kv.numel()))
+        for some, own in zip(rows.split(step), kv.split(step), strict=True):
+            key, value = own.to(self.dtype).float().clamp(-self.limit, self.limit).unbind(1)
+            self.write(self._split(some, tokens), key, value)
         return rows
 
     def decode(self, row: torch.Tensor, tokens: int, key: torch.Tensor, value: torch.Tensor) -> None:
@@ -62,11 +66,12 @@ class PartedCodec(Codec):
         kind = torch.finfo(self.dtype)
         return (size * (1 + kind.eps / 2) + kind.smallest_normal * kind.eps / 2 * (size > 0)).to(self.dtype)
 
-    def _split(self, row: torch.Tensor, tokens: int) -> list[torch.Tensor]:
+    def _split(self, rows: torch.Tensor, tokens: int) -> list[torch.Tensor]:
+        """Return the arrays of [..., row bytes], each [..., its shape]."""
         found = []
         for at, (shape, dtype) in zip(self.arrays(tokens), self.parts(tokens), strict=True):
             nbytes = math.prod(shape) * dtype.itemsize
-            found.append(row[at : at + nbytes].view(dtype).view(*shape))
+            found.append(rows[..., at : at + nbytes].view(dtype).unflatten(-1, tuple(shape)))
         return found
 
 

@@ -33,10 +33,16 @@ DTYPES = [torch.float32, torch.float16] if DEVICE == "cpu" else [torch.bfloat16]
 @given(
     st.lists(st.tuples(st.integers(1, 40), st.integers(0, 20)), min_size=1, max_size=3),
     st.sampled_from([(2, 1, 24), (2, 2, 40)]),
+    st.integers(1, 3),
     st.integers(0, 99),
 )
 def test_layer_is_what_the_codec_reads(
-    name: str, dtype: torch.dtype, chunks: Sequence[tuple[int, int]], shape: tuple[int, int, int], seed: int
+    name: str,
+    dtype: torch.dtype,
+    chunks: Sequence[tuple[int, int]],
+    shape: tuple[int, int, int],
+    layers: int,
+    seed: int,
 ) -> None:
     heads, shards, size = shape
     identity = KVIdentity("shape", "weights", "dtype", 1, heads, size, codec=name)
@@ -46,17 +52,19 @@ def test_layer_is_what_the_codec_reads(
     for tokens, left_out in chunks:
         length = max(1, tokens - left_out)
         for head in range(0, heads, codec.heads):
-            kv = torch.randn(1, 2, tokens, codec.heads, size, generator=generator)
-            rows.append(codec.encode(kv)[0])
+            kv = torch.randn(layers, 2, tokens, codec.heads, size, generator=generator)
+            rows.append(codec.encode(kv))
             encoded.append(Encoded(tokens, length, place, head))
         place += length
-    expected = torch.zeros(2, place, heads, size, dtype=dtype)
-    for row, chunk in zip(rows, encoded, strict=True):
+    expected = torch.zeros(layers, 2, place, heads, size, dtype=dtype)
+    for own, chunk in zip(rows, encoded, strict=True):
         at, of = slice(chunk.place, chunk.place + chunk.length), slice(chunk.head, chunk.head + codec.heads)
-        codec.decode(row, chunk.tokens, *expected[:, at, of])
+        for row, both in zip(own, expected, strict=True):
+            codec.decode(row, chunk.tokens, *both[:, at, of])
     found = torch.zeros_like(expected, device=DEVICE)
-    LayerDecode(encoded, codec, layout)(torch.cat(rows).to(DEVICE), found)
-    rounded = torch.finfo(dtype).eps * float(expected.abs().max())  # a product and a sum, together or apart
+    LayerDecode(encoded, codec, layout)(torch.cat([own.flatten() for own in rows]).to(DEVICE), found)
+    # A product, of twice the range at most, and a sum: rounded together or apart.
+    rounded = 2 * torch.finfo(dtype).eps * float(expected.abs().max())
     torch.testing.assert_close(found.cpu(), expected, rtol=0, atol=0 if name == "raw" else rounded)
 
 
@@ -70,6 +78,7 @@ def test_loader_has_a_layer_of_all_records_decoded_at_once(
     whole = torch.cat([one.decode()[:, :, :n] for one, n in zip(records, lengths, strict=True)], dim=2)
     monkeypatch.setattr(loader, "make_slots", CudaSlots)
     monkeypatch.setattr(loader, "decodes_at_once", lambda _: True)
+    monkeypatch.setattr(loader, "sent_at_once", lambda _: 2)
     monkeypatch.setattr("blendrag.store.record.Head.decode", None)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda *_: None)
     with stand_in(monkeypatch), bench.load(bench.open(), lengths) as layers:

@@ -55,18 +55,26 @@ def test_layers_are_what_the_records_hold(
 
 @pytest.mark.parametrize("codec", sorted(CODECS))
 @pytest.mark.parametrize("ram", [0, 1 << 22])
+@pytest.mark.parametrize(("first", "in_flight", "group"), [(0, 4, 1), (0, 8, 4), (3, 7, 3), (1, 8, 4)])
 def test_layers_on_a_device_are_what_the_records_hold(
-    make_bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, codec: str, ram: int
+    make_bench: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    codec: str,
+    ram: int,
+    first: int,
+    in_flight: int,
+    group: int,
 ) -> None:
     bench, lengths = make_bench(codec, ram), (5, 33, 1)
     whole, opened = expected(bench, lengths), bench.open()
     monkeypatch.setattr(loader, "make_slots", CudaSlots)
+    monkeypatch.setattr(loader, "sent_at_once", lambda _: group)
     with torch.inference_mode(), stand_in(monkeypatch):  # as the worker is
-        with bench.load(opened, lengths, device=DEVICE) as layers:
-            found = fetched(layers, range(LAYERS))
+        with bench.load(opened, lengths, in_flight, device=DEVICE) as layers:
+            found = fetched(layers, range(first, LAYERS))
         assert {each.device for each in found.values()} == {DEVICE}
         found = {layer: each.cpu() for layer, each in found.items()}
-    assert all(bits(found[layer]).equal(bits(whole[layer])) for layer in range(LAYERS))
+    assert all(bits(found[layer]).equal(bits(whole[layer])) for layer in range(first, LAYERS))
 
 
 @pytest.mark.parametrize("numbers", [[0, 11], [1, 2, 3], [2, 3, 7, 11], [11], list(range(5, 12))])
@@ -158,7 +166,7 @@ def test_rows_in_ram_are_decoded_where_they_lie(
 
     opened = bench.open()
     monkeypatch.setattr(codec, "decode", noting)
-    with bench.load(opened) as layers:
+    with bench.load(opened, device=torch.device("cpu")) as layers:
         fetched(layers, range(LAYERS))
     rows = [one.source.rows for one in opened]
     assert decoded == [chunk[layer].data_ptr() for layer in range(LAYERS) for chunk in rows]
