@@ -7,8 +7,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# Of a chunk in the table: where it goes, how many tokens, the first of its heads, bytes of a layer before it and
-# of its own row, where its arrays are in that.
+# Of a chunk in the table: where it goes, how many tokens, the first of its heads, bytes of a layer before it
+# and of its own row, where its arrays are in that.
 PLACE, LENGTH, HEAD, BEFORE, ROW, ARRAYS = (tl.constexpr(number) for number in range(6))
 COLUMNS = tl.constexpr(11)
 _GROUP = tl.constexpr(32)

@@ -31,10 +31,7 @@ class LayerDecode:
 
     def __init__(self, chunks: Sequence[Encoded], codec: Codec, layout: Layout) -> None:
         self._codec, self._layout = codec, layout
-        lines, begin = (
-            [],
-            0,
-        )  # bytes before the chunk's, of a layer; and of its row; where its arrays are there
+        lines, begin = [], 0  # the columns that the kernel reads; bytes of a layer before a chunk
         for chunk in chunks:
             size, arrays = codec.row_bytes(chunk.tokens), codec.arrays(chunk.tokens)
             line = [chunk.place, chunk.length, chunk.head, begin, size, *arrays]
