@@ -17,7 +17,10 @@ from blendrag.chat.request import ChatRequest
 from blendrag.engine.client.tool_parser import ToolParser
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
-_CALL = re.compile(rf"{OPEN}(.*?)(?:{CLOSE}|\Z)", re.DOTALL)
+_JSON = json.JSONDecoder(strict=False)  # models write line ends into strings as they are
+_BEGIN = re.compile(r"\s*(?=[{\[])")
+_END = re.compile(rf"[\s}}\]]*(?:{CLOSE})?")  # small models close once more than they opened
+_REST = re.compile(rf"(.*?)(?:{CLOSE}|(?={OPEN})|\Z)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +78,8 @@ def read_answer(
     if not names:
         return Reading(text)
     if request.forced:
-        return _reading("", [text], names)
+        value = _parsed(text)
+        return _sorted("", [_cut(text) if value is None else _call(value, names)])
     return _limited(_parsed_by(parser, text, token_ids, names) if parser else _tagged(text, names), request)
 
 
@@ -143,23 +147,43 @@ def _said(before: str, content: str) -> str:
 
 
 def _tagged(text: str, names: set[str]) -> Reading:
-    """Read an answer with calls as Hermes models write them, or as JSON."""
-    if OPEN in text:
-        return _reading(text[: text.index(OPEN)], _CALL.findall(text), names)
-    return _bare(text, names)
+    """Read an answer with calls as Hermes models write them, or as JSON. What stands around calls is text."""
+    if OPEN not in text:
+        return _bare(text, names)
+    end = text.index(OPEN)
+    said, read = text[:end], list[ToolCall | InvalidToolCall]()
+    while (begin := text.find(OPEN, end)) >= 0:
+        between = text[end:begin]
+        said += between if between.strip() else ""
+        values, end = _values(text, begin + len(OPEN))
+        read += [_call(value, names) for value in values]
+        whole = values and not _BEGIN.match(text, end)
+        rest = (_END if whole else _REST).match(text, end)
+        assert rest, "both match anywhere"
+        read += [] if whole else [_cut(rest[1])]
+        end = rest.end()
+    return _sorted(said + (text[end:] if text[end:].strip() else ""), read)
 
 
 def _bare(text: str, names: set[str]) -> Reading:
-    """Read an answer that is a call, or a list of them, as JSON."""
-    value = _parsed(text)
-    objects = value if isinstance(value, list) else [value]
-    if objects and all(isinstance(one, dict) and _is_name(one.get("name"), names) for one in objects):
-        return _reading("", [json.dumps(one) for one in objects], names)
+    """Read an answer that is a call, or several of them, as JSON; text may follow."""
+    values, end = _values(text, 0)
+    if values and all(isinstance(one, dict) and _is_name(one.get("name"), names) for one in values):
+        rest, calls = text[end:].strip(), [_call(value, names) for value in values]
+        return _sorted("", [*calls, _cut(rest)]) if rest.startswith(("{", "[")) else _sorted(rest, calls)
     return Reading(text)
 
 
-def _reading(text: str, written: Sequence[str], names: set[str]) -> Reading:
-    return _sorted(text, [_call(one.strip(), names) for one in written])
+def _values(text: str, place: int) -> tuple[list[Any], int]:
+    """Return the JSON objects that stand here, one after the other or in lists; and where they end."""
+    values: list[Any] = []
+    while begin := _BEGIN.match(text, place):
+        try:
+            value, place = _JSON.raw_decode(text, begin.end())
+        except (ValueError, RecursionError):
+            break
+        values += value if isinstance(value, list) else [value]
+    return values, place
 
 
 def _sorted(text: str, read: Sequence[ToolCall | InvalidToolCall]) -> Reading:
@@ -167,16 +191,22 @@ def _sorted(text: str, read: Sequence[ToolCall | InvalidToolCall]) -> Reading:
     return Reading(text, calls, tuple(one for one in read if isinstance(one, InvalidToolCall)))
 
 
-def _call(written: str, names: set[str]) -> ToolCall | InvalidToolCall:
-    value = _parsed(written)
+def _cut(written: str) -> InvalidToolCall:
+    return InvalidToolCall(written.strip(), "not a JSON object (cut off by max_tokens?)")
+
+
+def _call(value: Any, names: set[str]) -> ToolCall | InvalidToolCall:
+    written = json.dumps(value, ensure_ascii=False)
     if not isinstance(value, dict):
-        return InvalidToolCall(written, "not a JSON object (cut off by max_tokens?)")
+        return InvalidToolCall(written, "not a JSON object")
     return _call_of(value.get("name"), value.get("arguments", value.get("parameters", {})), written, names)
 
 
 def _call_of(name: Any, arguments: Any, written: str, names: set[str]) -> ToolCall | InvalidToolCall:
+    if arguments in (None, "", "null"):  # as some models say that there are none
+        arguments = {}
     if isinstance(arguments, str):
-        arguments = _parsed(arguments or "{}")
+        arguments = _parsed(arguments)
     if not _is_name(name, names):
         return InvalidToolCall(written, f"no tool is called {name!r}")
     if not isinstance(arguments, dict):
@@ -190,6 +220,6 @@ def _is_name(value: Any, names: set[str]) -> bool:
 
 def _parsed(text: str) -> Any:
     try:
-        return json.loads(text)
+        return _JSON.decode(text)
     except (ValueError, RecursionError):
         return None

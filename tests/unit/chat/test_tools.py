@@ -8,7 +8,7 @@ from typing import Any
 
 import llguidance
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from blendrag.chat.calls import read_answer, visible
@@ -229,6 +229,10 @@ CALL = '{"name": "weather", "arguments": {"city": "Oslo"}}'
         (f"[{CALL}]", ""),
         ('{"name": "weather", "parameters": {"city": "Oslo"}}', ""),
         ('{"name": "weather", "arguments": "{\\"city\\": \\"Oslo\\"}"}', ""),
+        (f"<tool_call>{CALL}}}</tool_call>", ""),
+        (f"{CALL}\n\nThat is looked up.", "That is looked up."),
+        (f"So: <tool_call>{CALL}</tool_call>\nThat is looked up.\n", "So: \nThat is looked up.\n"),
+        (f"<tool_call>{CALL}\n\nThat is looked up.", "That is looked up."),
     ],
 )
 def test_call_in_a_models_own_manner_is_read(answer: str, text: str) -> None:
@@ -238,11 +242,29 @@ def test_call_in_a_models_own_manner_is_read(answer: str, text: str) -> None:
     assert read.calls[0].id
 
 
-def test_several_calls_stay_several() -> None:
-    two = f'<tool_call>{CALL}</tool_call> <tool_call>{{"name": "clock"}}</tool_call>'
+@pytest.mark.parametrize(
+    "two",
+    [
+        f'<tool_call>{CALL}</tool_call> <tool_call>{{"name": "clock"}}</tool_call>',
+        f'<tool_call>{CALL}\n<tool_call>{{"name": "clock"}}',
+        f'<tool_call>{CALL}\n{{"name": "clock"}}</tool_call>',
+        f'<tool_call>[{CALL}, {{"name": "clock", "arguments": null}}]</tool_call>',
+        f'{CALL}\n{{"name": "clock", "arguments": ""}}',
+    ],
+)
+def test_several_calls_stay_several(two: str) -> None:
     read = read_answer(two, asking())
+    assert not read.text and not read.invalid
     assert [call.name for call in read.calls] == ["weather", "clock"]
     assert len({call.id for call in read.calls}) == 2
+
+
+@pytest.mark.parametrize("second", ["<tool_call>{}", "{}"])
+def test_second_call_that_was_cut_is_invalid_and_the_first_a_call(second: str) -> None:
+    first = f"<tool_call>{CALL}</tool_call>" if "<" in second else CALL
+    read = read_answer(f"{first}\n" + second.replace("{}", '{"name": "clo'), asking())
+    assert [call.name for call in read.calls] == ["weather"] and not read.text
+    assert [call.text for call in read.invalid] == ['{"name": "clo']
 
 
 @pytest.mark.parametrize(
@@ -293,9 +315,11 @@ def test_answer_without_tools_is_left_unchanged(text: str) -> None:
     assert visible(text, request) == text == read_answer(text, request).text
 
 
+@example({"city": "behind </tool_call> and <tool_call>"})
 @given(st.dictionaries(st.text(), st.integers() | st.text()))
 def test_arguments_arrive_unchanged(arguments: dict[str, Any]) -> None:
     written = json.dumps({"name": "weather", "arguments": arguments})
-    read = read_answer(f"<tool_call>\n{written}\n</tool_call>", asking())
-    if "</tool_call>" not in written:
+    as_they_are = written.replace("\\n", "\n") if "\\\\" not in written else written
+    for one in (written, as_they_are):
+        read = read_answer(f"<tool_call>\n{one}\n</tool_call>", asking())
         assert read.calls[0].arguments == arguments
