@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import io
 import logging
+import unicodedata
 from collections.abc import Callable
 
 from blendrag.errors import BlendragError, needs
 from blendrag.index.text import Content, Unusable, decode
 
-READER_VERSION = 2
+READER_VERSION = 3
 """The version of what the readers make of the same bytes: raise it with each change."""
 
 HEAD_BYTES = 1024
@@ -35,11 +36,15 @@ def read_pdf(data: bytes) -> Content:
     document = PdfReader(io.BytesIO(data))
     if document.is_encrypted and not document.decrypt(""):
         raise Unusable("encrypted PDF")
-    pages = [page.extract_text().strip() for page in document.pages]
+    pages = [page.extract_text().translate(_LIGATURES).strip() for page in document.pages]
     text = "\n\n".join(page for page in pages if page)
     if not text:
         raise Unusable("PDF without text (a scan has to go through OCR first)")
     return Content(text, {"pages": len(pages)})
+
+
+_LIGATURES = {place: unicodedata.normalize("NFKC", chr(place)) for place in range(0xFB00, 0xFB07)}
+"""Letters by the signs that typesetting has for several: nobody searches for a word with one of these."""
 
 
 def read_html(data: bytes) -> Content:

@@ -58,8 +58,10 @@ def _stream(archive: zipfile.ZipFile) -> IO[bytes]:
 
 
 def _read_docx(archive: zipfile.ZipFile) -> Content:
-    """Read headings, lists, tables, links, notes, comments and pictures' descriptions."""
+    """Read headings, lists, tables, links, boxes, formulas, notes, comments and pictures' descriptions."""
     import mammoth
+
+    from blendrag.index.word import for_mammoth, numbered
 
     parts = (member for member in archive.infolist() if member.filename.endswith(".xml"))
     if sum(archive.read(part).count(b"<") for part in parts) > _MAX_TAGS:
@@ -67,9 +69,9 @@ def _read_docx(archive: zipfile.ZipFile) -> Content:
     styles = "p[style-name='Title'] => h1:fresh\ncomment-reference => sup"
     pictures = mammoth.images.img_element(lambda picture: {"src": ""})
     page = mammoth.convert_to_html(
-        _stream(archive), style_map=styles, include_embedded_style_map=False, convert_image=pictures
+        for_mammoth(archive), style_map=styles, include_embedded_style_map=False, convert_image=pictures
     )
-    return markdown(page.value)
+    return markdown(numbered(page.value))
 
 
 def _read_pptx(archive: zipfile.ZipFile) -> Content:
@@ -82,12 +84,31 @@ def _read_pptx(archive: zipfile.ZipFile) -> Content:
 
 
 def _slide(slide: Slide) -> Iterator[str]:
+    _complete(slide)
     title = slide.shapes.title
     if title is not None:
         yield f"# {' '.join(title.text_frame.text.split())}"
     yield from _shapes(shape for shape in slide.shapes if shape != title)
     if slide.has_notes_slide and (notes := slide.notes_slide.notes_text_frame):
         yield _lines(notes.text)
+
+
+def _complete(slide: Slide) -> None:
+    """Put formulas, addresses of links, and shapes that are there in several forms where pptx reads them."""
+    from blendrag.index.word import formula
+
+    tree = slide.shapes._spTree
+    for forms in tree.xpath(".//*[local-name()='AlternateContent']"):
+        with_text = (form for form in forms if form.xpath(".//*[local-name()='t']"))
+        for shape in next(with_text, forms[-1] if len(forms) else forms):
+            forms.addprevious(shape)
+        forms.getparent().remove(forms)
+    for math in tree.xpath(".//a:p/*[local-name()='m']"):
+        math.addprevious(math.getparent().add_r(formula(math[0])))
+    for link in tree.xpath(".//a:r/a:rPr/a:hlinkClick[@r:id!='']"):
+        run, leads_to = link.getparent().getparent(), slide.part.rels.get(link.rId)
+        if leads_to is not None and leads_to.is_external:
+            run.t.text = f"[{run.t.text}]({leads_to.target_ref})"
 
 
 def _shapes(shapes: Iterable[Any]) -> Iterator[str]:
@@ -138,7 +159,7 @@ def _value(value: object) -> str:
         return str(value).upper()
     if isinstance(value, datetime) and value.time() == datetime.min.time():
         return str(value.date())
-    return str(value)
+    return f"{value:.15g}" if isinstance(value, float) else str(value)  # the digits that Excel keeps
 
 
 def _table(rows: list[list[str]]) -> str:

@@ -32,11 +32,14 @@ _BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
 _SAMPLE = 1 << 16
+_BROKEN = "\ufffd"
+_BROKEN_OF_UTF8 = 4  # letters beyond ASCII for each broken one: in other encodings most are broken
 _CONTROL = bytes(set(range(32)) - set(b"\t\n\v\f\r\x1b")) + b"\x7f"
 
 
 def decode(data: bytes, declared: str = "") -> str:
-    """Decode by byte-order mark, else as 16-bit text or UTF-8, else as declared, else as a sample looks.
+    """Decode by byte-order mark, else as 16-bit text, ISO-2022-JP or UTF-8, else as declared, else as a
+    sample looks.
 
     Line ends become ``\\n``. Raises Unusable for what is not text.
     """
@@ -51,8 +54,13 @@ def _decode(data: bytes, declared: str) -> str:
         return _decode_16_bit(data)
     if len(data.translate(None, _CONTROL)) < 0.95 * len(data):
         raise Unusable("binary file")
-    with contextlib.suppress(LookupError, UnicodeDecodeError):
-        return data.decode("utf-8")
+    if b"\x1b$" in data:
+        with contextlib.suppress(UnicodeDecodeError):
+            return data.decode("iso2022_jp_2")
+    text = data.decode("utf-8", errors="replace")
+    broken = text.count(_BROKEN) - data.count(_BROKEN.encode())
+    if not broken or _BROKEN_OF_UTF8 * broken < len(text) - len(text.encode("ascii", "ignore")):
+        return text  # cut, or put together with another: what is broken costs no other word
     with contextlib.suppress(LookupError):
         name = codecs.lookup(declared).name if declared else "utf-8"
         if name not in ("utf-8", "ascii"):

@@ -129,6 +129,10 @@ def test_scan_without_text_is_refused() -> None:
         content(pdf(), ".pdf")
 
 
+def test_word_of_a_pdf_is_found_that_was_set_with_a_sign_for_two_letters() -> None:
+    assert content(pdf("Of\xaece"), ".pdf").text == "Office"
+
+
 def test_pdf_with_a_password_is_refused() -> None:
     with pytest.raises(Unusable, match="encrypted PDF"):
         content(pdf("secret", password="p"), ".pdf")

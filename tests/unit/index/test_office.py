@@ -26,6 +26,145 @@ def test_word_document_keeps_its_structure() -> None:
         assert part in text  # fmt: skip
 
 
+def run(text: str) -> str:
+    return f"<w:r><w:t>{text}</w:t></w:r>"
+
+
+BOX = f"<w:txbxContent>{paragraph('boxed')}</w:txbxContent>"
+FORMS = 'xmlns:mc="http://schemas.openxmlformats.org/markup-compatibility/2006"'
+SHAPE = (
+    '<w:drawing><wp:anchor xmlns:wp="http://schemas.openxmlformats.org/drawingml/2006/wordprocessingDrawing">'
+    '<wps:wsp xmlns:wps="http://schemas.microsoft.com/office/word/2010/wordprocessingShape">'
+    f"<wps:txbx>{BOX}</wps:txbx></wps:wsp></wp:anchor></w:drawing>"
+)
+OLD_SHAPE = (
+    f'<w:pict><v:oval xmlns:v="urn:schemas-microsoft-com:vml"><v:textbox>{BOX}</v:textbox></v:oval></w:pict>'
+)
+CHOICE = f'<mc:Choice Requires="wps">{SHAPE}</mc:Choice>'
+
+
+@pytest.mark.parametrize(
+    "inside",
+    [
+        f"<w:fldSimple>{run('boxed')}</w:fldSimple>",
+        f"<w:dir><w:bdo>{run('boxed')}</w:bdo></w:dir>",
+        f"<w:r><w:ruby><w:rubyBase>{run('boxed')}</w:rubyBase></w:ruby></w:r>",
+        f"<w:r>{SHAPE}</w:r>",
+        f"<w:r>{OLD_SHAPE}</w:r>",
+        f"<w:r><mc:AlternateContent {FORMS}>{CHOICE}</mc:AlternateContent></w:r>",
+        f"<w:r><mc:AlternateContent {FORMS}>{CHOICE}<mc:Fallback/></mc:AlternateContent></w:r>",
+        f"<w:r><mc:AlternateContent {FORMS}>{CHOICE}<mc:Fallback>{OLD_SHAPE}</mc:Fallback>"
+        "</mc:AlternateContent></w:r>",
+    ],
+)
+@pytest.mark.parametrize("part", ["document", "footnotes"])
+def test_text_of_word_is_kept_once_whatever_is_around_it(inside: str, part: str) -> None:
+    whole = f"<w:p>{run('before ')}{inside}{run(' behind')}</w:p>"
+    if part == "footnotes":
+        note = f"<w:footnotes {W}><w:footnote w:id='2'>{whole}</w:footnote></w:footnotes>"
+        text = read_archive(docx(**{"word/footnotes.xml": note})).text
+    else:
+        text = read_archive(docx(whole)).text
+    assert text.count("boxed") == text.count("before") == text.count("behind") == 1
+
+
+def test_what_word_shows_as_deleted_is_left_out() -> None:
+    moved = f"<w:moveFrom w:id='1'>{run('moved')}</w:moveFrom>"
+    deleted = "<w:del w:id='2'><w:r><w:delText>gone</w:delText></w:r></w:del>"
+    assert read_archive(docx(f"<w:p>{run('kept')}{moved}{deleted}</w:p>")).text == "kept"
+
+
+def test_words_apart_stay_apart() -> None:
+    apart = "".join(f"<w:{sign}/><w:t>{sign}</w:t>" for sign in ("tab", "ptab", "br", "cr"))
+    assert read_archive(docx(f"<w:p><w:r><w:t>x</w:t>{apart}</w:r></w:p>")).text.split() == [
+        "x", "tab", "ptab", "br", "cr"
+    ]  # fmt: skip
+
+
+M = 'xmlns:m="http://schemas.openxmlformats.org/officeDocument/2006/math"'
+MATH = (
+    f"<m:oMath {M}><m:f><m:num><m:r><m:t>a+b</m:t></m:r></m:num><m:den><m:r><m:t>2</m:t></m:r></m:den></m:f>"
+    "<m:sSup><m:e><m:d><m:e><m:r><m:t>x</m:t></m:r></m:e></m:d></m:e><m:sup><m:r><m:t>2</m:t></m:r></m:sup>"
+    '</m:sSup><m:nary><m:naryPr><m:chr m:val="∑"/></m:naryPr><m:e><m:rad><m:e><m:r><m:t>y</m:t></m:r></m:e>'
+    "</m:rad></m:e></m:nary></m:oMath>"
+)
+
+
+def test_formula_of_word_is_a_line_of_text() -> None:
+    assert read_archive(docx(f"<w:p>{run('So ')}{MATH}</w:p>")).text == "So (a+b)/2(x)^2∑√(y)"
+
+
+def level(place: int, kind: str, text: str, style: str = "") -> str:
+    named = f'<w:pStyle w:val="{style}"/>' if style else ""
+    return (
+        f'<w:lvl w:ilvl="{place}"><w:start w:val="1"/><w:numFmt w:val="{kind}"/>{named}'
+        f'<w:lvlText w:val="{text}"/></w:lvl>'
+    )
+
+
+def numbered(text: str, number: int, place: int = 0) -> str:
+    return paragraph(text, number=number).replace('<w:ilvl w:val="0"/>', f'<w:ilvl w:val="{place}"/>')
+
+
+def test_numbers_of_word_are_those_that_it_shows() -> None:
+    kinds = (
+        level(0, "decimal", "%1.", "Heading1") + level(1, "decimal", "%1.%2", "Heading2"),
+        level(0, "decimal", "%1.") + level(1, "lowerLetter", "(%2)") + level(2, "upperRoman", "%3."),
+        level(0, "bullet", "•"),
+    )
+    begun = '<w:lvlOverride w:ilvl="0"><w:startOverride w:val="7"/></w:lvlOverride>'
+    numbering = "".join(
+        f'<w:abstractNum w:abstractNumId="{id}">{levels}</w:abstractNum>' for id, levels in enumerate(kinds)
+    ) + "".join(
+        f'<w:num w:numId="{id}"><w:abstractNumId w:val="{kind}"/>{override}</w:num>'
+        for id, kind, override in ((1, 0, ""), (2, 1, ""), (3, 1, begun), (4, 2, ""))
+    )
+    styles = "".join(
+        f'<w:style w:type="paragraph" w:styleId="Heading{n}"><w:name w:val="heading {n}"/><w:pPr><w:numPr>'
+        '<w:numId w:val="1"/></w:numPr></w:pPr></w:style>'
+        for n in (1, 2)
+    )
+    body = (
+        paragraph("Cranes", "Heading1") + paragraph("Loads", "Heading2") + paragraph("Ropes", "Heading2")
+        + numbered("close", 2) + numbered("valve", 2, 1) + numbered("tap", 2, 1) + numbered("left", 2, 2)
+        + numbered("drain", 2) + paragraph("Wait.") + numbered("go", 2)
+        + paragraph("Boats", "Heading1") + numbered("anew", 3) + numbered("then", 3)
+        + numbered("any", 4) + paragraph("Oars", "Heading2")
+    )  # fmt: skip
+    parts = {
+        "word/numbering.xml": f"<w:numbering {W}>{numbering}</w:numbering>",
+        "word/styles.xml": f"<w:styles {W}>{styles}</w:styles>",
+    }
+    assert read_archive(docx(body, **parts)).text.split("\n\n") == [
+        "# 1. Cranes", "## 1.1 Loads", "## 1.2 Ropes",
+        "1. close", "(a) valve", "(b) tap", "I. left", "2. drain", "Wait.", "3. go",
+        "# 2. Boats", "7. anew\n8. then\n- any", "## 2.1 Oars",
+    ]  # fmt: skip
+
+
+def test_presentation_keeps_shapes_of_several_forms_formulas_and_links() -> None:
+    from pptx import Presentation
+
+    presentation = Presentation()
+    slide = presentation.slides.add_slide(presentation.slide_layouts[6])
+    box = slide.shapes.add_textbox(0, 0, 9, 9)
+    link = box.text_frame.paragraphs[0].add_run()
+    link.text, link.hyperlink.address = "form", "https://example.com/b7.pdf"
+    file = io.BytesIO()
+    presentation.save(file)
+    with zipfile.ZipFile(file) as old:
+        parts: dict[str, str | bytes] = {name: old.read(name) for name in old.namelist()}
+    shape = parts["ppt/slides/slide1.xml"].decode()  # type: ignore[union-attr]
+    begin, end = shape.index("<p:sp>"), shape.index("</p:sp>") + len("</p:sp>")
+    math = f'<a14:m xmlns:a14="http://schemas.microsoft.com/office/drawing/2010/main">{MATH}</a14:m>'
+    shown = shape[begin:end].replace("</a:r>", f"</a:r>{math}", 1)
+    parts["ppt/slides/slide1.xml"] = (
+        f"{shape[:begin]}<mc:AlternateContent {FORMS}><mc:Choice Requires='a14'>{shown}</mc:Choice>"
+        f"<mc:Fallback>{shape[begin:end]}</mc:Fallback></mc:AlternateContent>{shape[end:]}"
+    )
+    assert read_archive(archive(parts)).text == "[form](https://example.com/b7.pdf)(a+b)/2(x)^2∑√(y)"
+
+
 def test_presentation_keeps_slides_tables_pictures_groups_and_notes() -> None:
     content = read_archive(pptx())
     assert content.text == (

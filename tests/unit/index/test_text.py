@@ -20,6 +20,10 @@ from blendrag.index.text import Unusable, decode
         ("naïve 漢字", "utf-32"),
         ("naïve: without a mark", "utf-16-le"),
         ("naïve: without a mark", "utf-16-be"),
+        ("最大荷重は四十トンです。", "iso2022_jp"),
+        ("最大荷重は四十トンです。受付時間は午前九時から午後五時までです。" * 3, "shift_jis"),
+        ("最大荷重は四十トンです。受付時間は午前九時から午後五時までです。" * 3, "euc_jp"),
+        ("起重机的最大载荷为四十吨。联通公司的办公室在北京。" * 5, "gb18030"),
     ],
 )
 def test_no_encoding_garbles_the_text(text: str, encoding: str) -> None:
@@ -34,6 +38,13 @@ def test_declared_encoding_is_taken_before_a_guess() -> None:
 @pytest.mark.parametrize("declared", ["utf-16", "klingon", "utf-8", "hex"])
 def test_wrong_declaration_costs_no_text(declared: str) -> None:
     assert decode("Größe".encode(), declared) == "Größe"
+
+
+@pytest.mark.parametrize("damage", [b"\xff", b"\xc3", "é".encode("latin-1")])
+def test_broken_byte_in_utf_8_costs_no_other_letter(damage: bytes) -> None:
+    fees = "Gebühr für Anträge: fünf. "
+    assert decode(fees.encode() + damage) == f"{fees}\ufffd"
+    assert decode(damage + fees.encode(), "utf-8") == f"\ufffd{fees}"
 
 
 def test_line_ends_do_not_make_two_texts_of_one() -> None:

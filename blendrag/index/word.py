@@ -1,0 +1,266 @@
+"""Documents of Word, made ready for mammoth: what it would pass over is put where it reads, and paragraphs
+get their numbers, which it counts anew behind each interruption, or leaves out."""
+
+from __future__ import annotations
+
+import io
+import re
+import zipfile
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+from xml.etree import ElementTree
+from xml.etree.ElementTree import Element
+
+_WORD = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
+_STRICT = b"http://purl.oclc.org/ooxml/wordprocessingml/main"
+_W = f"{{{_WORD}}}"
+_VAL = f"{_W}val"
+MATH = "/math}"  # the end of both namespaces of formulas
+
+# Elements around text that mammoth reads, or passes over as deleted.
+_READ = frozenset(
+    {
+        "body", "comment", "comments", "customXml", "del", "document", "drawing", "endnote", "endnotes",
+        "footnote", "footnotes", "group", "hyperlink", "ins", "moveFrom", "moveTo", "object", "p", "pict",
+        "r", "rect", "roundrect", "sdt", "sdtContent", "shape", "smartTag", "t", "tbl", "tc", "textbox",
+        "tr", "txbxContent",
+    }
+)  # fmt: skip
+_SAME = {f"{_W}cr": f"{_W}br", f"{_W}ptab": f"{_W}tab"}
+_SIGNS = {"num": "", "den": "/", "sup": "^", "sub": "_"}
+
+# No character of any text. It stands around the number of an item in a list.
+_NUMBER = "\ufdd1"
+_ITEM = re.compile(rf"<li>((?:<(?!/?li\b)[^<>]*>)*){_NUMBER}(\d+){_NUMBER}")
+_COUNTED = re.compile(r"(\d{1,9})[.)]?")
+_HEADING = re.compile(r"heading [1-6]|title", re.IGNORECASE)
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+_ROMAN = {1000: "m", 900: "cm", 500: "d", 400: "cd", 100: "c", 90: "xc", 50: "l", 40: "xl", 10: "x", 9: "ix",
+          5: "v", 4: "iv", 1: "i"}  # fmt: skip
+
+
+def for_mammoth(archive: zipfile.ZipFile) -> io.BytesIO:
+    """Return the document without its pictures, as mammoth reads it whole."""
+    parts = {name: archive.read(name) for name in archive.namelist() if name.endswith((".xml", ".rels"))}
+    trees = {
+        name: ElementTree.fromstring(part.replace(_STRICT, _WORD.encode()))
+        for name, part in parts.items()
+        if re.fullmatch(r"word/[^/]+\.xml", name)
+    }
+    numbers = _Numbers(trees.values())
+    for name, root in trees.items():
+        if _local(root) in _READ:
+            for paragraph in root.iter(f"{_W}p"):
+                numbers.write(paragraph)
+            _read_whole(root)
+            parts[name] = ElementTree.tostring(root, "utf-8")
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as written:
+        for name, part in parts.items():
+            written.writestr(name, part)
+    return file
+
+
+def numbered(page: str) -> str:
+    """Return mammoth's HTML with the numbers of a list's items where HTML has them."""
+    page = _ITEM.sub(r'<li value="\2">\1', page)
+    return re.sub(rf"{_NUMBER}(\d+){_NUMBER}", r"\1. ", page)
+
+
+def _local(element: Element) -> str:
+    return element.tag.rpartition("}")[2]
+
+
+# -- what mammoth would pass over --------------------------------------------------------------------------
+
+
+def _read_whole(element: Element) -> bool:
+    """Put the text inside an element where mammoth reads it. Returns whether there is any."""
+    has_text = element.tag == f"{_W}t"
+    children: list[Element] = []
+    for child in element:
+        if MATH in child.tag:
+            has_text = True
+            children.append(_run(formula(child)))
+        elif _read_whole(child):
+            has_text = True
+            children += _in_place_of(child, _local(element))
+        else:
+            child.tag = _SAME.get(child.tag, child.tag)
+            children.append(child)
+    element[:] = children
+    return has_text
+
+
+def _in_place_of(element: Element, around: str) -> list[Element]:
+    """Return what stands in place of an element with text."""
+    name = _local(element)
+    if name == "AlternateContent":  # several forms of the same
+        return list(next(form for form in reversed(element) if _has_text(form)))
+    if name == "txbxContent" and around != "textbox":
+        box = Element(f"{_W}pict")
+        box.append(element)
+        return [box]
+    return [element] if name in _READ else [part for part in element if _has_text(part)]
+
+
+def _has_text(element: Element) -> bool:
+    return next(element.iter(f"{_W}t"), None) is not None
+
+
+def formula(element: Any) -> str:
+    """Return a part of a formula of Office's as a line of text."""
+    name = _local(element)
+    if name == "t":
+        return element.text or ""
+    inner = "".join(formula(part) for part in element if MATH in part.tag)
+    kinds = {_local(sign): next(iter(sign.attrib.values()), "") for about in element[:1] for sign in about}
+    match name:
+        case "d":
+            return f"{kinds.get('begChr', '(')}{inner}{kinds.get('endChr', ')')}"
+        case "nary":
+            return f"{kinds.get('chr', '∫')}{inner}"
+        case "rad":
+            return f"√({inner})"
+        case "num" | "den" | "sup" | "sub":
+            return _SIGNS[name] + (f"({inner})" if len(inner) > 1 else inner)
+    return inner
+
+
+def _run(text: str) -> Element:
+    run = Element(f"{_W}r")
+    ElementTree.SubElement(run, f"{_W}t").text = text
+    return run
+
+
+# -- the numbers of paragraphs -----------------------------------------------------------------------------
+
+
+class _Level(NamedTuple):
+    start: int
+    format: str
+    text: str
+    style: str
+    legal: bool
+
+
+class _Numbers:
+    """The numbers of a document's paragraphs, counted in their order."""
+
+    def __init__(self, trees: Iterable[Element]) -> None:
+        self._levels: dict[str, dict[int, _Level]] = {}
+        self._kinds: dict[str, str] = {}  # of numbered lists: which counts and forms they have
+        self._starts: dict[str, dict[int, int]] = {}
+        self._styles: dict[str, Element] = {}
+        self._counts: dict[str, dict[int, int]] = defaultdict(dict)
+        links: dict[str, str] = {}
+        for root in trees:
+            for style in root.iter(f"{_W}style"):
+                self._styles[style.get(f"{_W}styleId", "")] = style
+            for kind in root.iter(f"{_W}abstractNum"):
+                id = kind.get(f"{_W}abstractNumId", "")
+                self._levels[id] = dict(_level(one) for one in kind.iter(f"{_W}lvl"))
+                links[id] = _value(kind, "numStyleLink")
+            for num in root.iter(f"{_W}num"):
+                id = num.get(f"{_W}numId", "")
+                self._kinds[id] = _value(num, "abstractNumId")
+                starts = (
+                    (_int(one.get(f"{_W}ilvl")), _value(one, "startOverride"))
+                    for one in num.iter(f"{_W}lvlOverride")
+                )
+                self._starts[id] = {place: _int(start) for place, start in starts if start}
+        for id, kind_id in list(self._kinds.items()):
+            linked = self._styles.get(links.get(kind_id, ""))
+            if linked is not None:
+                self._kinds[id] = self._kinds.get(_value(linked, "pPr/numPr/numId"), kind_id)
+
+    def write(self, paragraph: Element) -> None:
+        """Write a paragraph's number before its text, if it has one."""
+        style = _value(paragraph, "pPr/pStyle")
+        num, place = self._of(paragraph, style)
+        levels = self._levels.get(self._kinds.get(num, ""), {})
+        if place not in levels:
+            return
+        label = self._label(num, place, levels)
+        if not label or levels[place].format == "bullet":
+            return
+        named = self._styles.get(style)
+        heading = named is not None and _HEADING.fullmatch(_value(named, "name"))
+        counted = _COUNTED.fullmatch(label)
+        first = _run(f"{_NUMBER}{counted[1]}{_NUMBER}" if counted and not heading else f"{label} ")
+        properties = paragraph.find(f"{_W}pPr")
+        if properties is not None and not counted:  # no list of Markdown has such numbers
+            for given in properties.findall(f"{_W}numPr"):
+                properties.remove(given)
+            none = ElementTree.SubElement(properties, f"{_W}numPr")
+            for name in ("ilvl", "numId"):
+                ElementTree.SubElement(none, f"{_W}{name}").set(_VAL, "0")
+        paragraph.insert(0 if properties is None else list(paragraph).index(properties) + 1, first)
+
+    def _of(self, paragraph: Element, style: str) -> tuple[str, int]:
+        """Return the numbered list of a paragraph, its own or its style's, and the level there."""
+        num, given = _value(paragraph, "pPr/numPr/numId"), _value(paragraph, "pPr/numPr/ilvl")
+        seen: set[str] = set()
+        while not num and style not in seen and (named := self._styles.get(style)) is not None:
+            seen.add(style)
+            num = _value(named, "pPr/numPr/numId")
+            levels = self._levels.get(self._kinds.get(num, ""), {})
+            of_style = [str(place) for place, level in levels.items() if level.style == style]
+            given = given or next(iter(of_style), "") or _value(named, "pPr/numPr/ilvl")
+            style = _value(named, "basedOn")
+        return num, _int(given)
+
+    def _label(self, num: str, place: int, levels: Mapping[int, _Level]) -> str:
+        counts, starts = self._counts[self._kinds[num]], self._starts.pop(num, None) or {}
+        for start in sorted(starts):  # a list that begins anew does so once
+            counts.pop(start, None)
+        first = {one: starts.get(one, level.start) for one, level in levels.items()}
+        for above in range(place):
+            counts.setdefault(above, first.get(above, 1))
+        counts[place] = counts[place] + 1 if place in counts else first[place]
+        for below in [one for one in counts if one > place]:
+            del counts[below]
+        level = levels[place]
+
+        def count(found: re.Match[str]) -> str:
+            one = int(found[1]) - 1
+            return _formatted(counts.get(one, 1), "decimal" if level.legal else levels.get(one, level).format)
+
+        return re.sub(r"%(\d)", count, level.text).strip()
+
+
+def _value(element: Element, path: str) -> str:
+    found = element.find("/".join(f"{_W}{name}" for name in path.split("/")))
+    return "" if found is None else found.get(_VAL, "")
+
+
+def _int(written: str | None) -> int:
+    return int(written) if written and re.fullmatch(r"\d{1,9}", written) else 0
+
+
+def _level(element: Element) -> tuple[int, _Level]:
+    place = _int(element.get(f"{_W}ilvl"))
+    legal = element.find(f"{_W}isLgl") is not None
+    text = element.find(f"{_W}lvlText")
+    return place, _Level(
+        _int(_value(element, "start") or "1"),
+        _value(element, "numFmt") or "decimal",
+        f"%{place + 1}." if text is None else text.get(_VAL, ""),
+        _value(element, "pStyle"),
+        legal,
+    )
+
+
+def _formatted(number: int, kind: str) -> str:
+    if kind in ("lowerLetter", "upperLetter") and number:
+        times, letter = divmod(number - 1, len(_LETTERS))
+        written = _LETTERS[letter] * min(times + 1, 9)
+    elif kind in ("lowerRoman", "upperRoman") and number < 10_000:
+        written = ""
+        for value, sign in _ROMAN.items():
+            times, number = divmod(number, value)
+            written += sign * times
+    else:
+        return "" if kind == "none" else f"{number:02}" if kind == "decimalZero" else str(number)
+    return written.upper() if kind.startswith("upper") else written
