@@ -27,20 +27,31 @@ from blendrag.errors import ConfigError
 def bound_tools(tools: Sequence[Any], tool_choice: str | bool | dict[str, Any] | None) -> dict[str, Any]:
     """Return keyword arguments of a request that offers tools. Raises ConfigError for a choice that names
     none."""
-    offered = [convert_to_openai_tool(tool) for tool in tools]
+    offered = [_function(convert_to_openai_tool(tool)) for tool in tools]
     names = [tool["function"]["name"] for tool in offered]
     match tool_choice:
-        case None | False:
+        case None | False | {"type": "auto"}:
             choice = "auto"
-        case True | "any":
+        case True | "any" | {"type": "any"}:
             choice = "required"
-        case {"function": {"name": str(name)}}:
+        case {"type": "none"}:
+            choice = "none"
+        case {"function": {"name": str(name)}} | {"type": "tool" | "function", "name": str(name)}:
             choice = name
         case _:
             choice = str(tool_choice)
     if choice not in ("auto", "none", "required", *names):
         raise ConfigError(f"tool_choice {choice!r} names none of the tools {names}")
     return {"tools": offered, "tool_choice": choice}
+
+
+def _function(tool: dict[str, Any]) -> dict[str, Any]:
+    """Return a tool that is a function, which some providers write without the name ``function``."""
+    if "function" in tool:
+        return tool
+    if tool.get("type") != "function":
+        raise ConfigError(f"tool {tool.get('type')!r} is another provider's own: give a function")
+    return {"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}}
 
 
 def structured(

@@ -87,7 +87,7 @@ class WarmingStore(VectorStore):
         with progress_bar(show_progress) as bar:
             bar.note("ingest")
             bar.total(len(chunks))
-            before: dict[Any, tuple[str, Document]] = {}  # the last of every source
+            before: dict[str, tuple[str, Document]] = {}  # the last of every source
             for batch in (chunks[at : at + _BATCH] for at in range(0, len(chunks), _BATCH)):
                 present = self._present(id for id, _ in batch) or set()
                 missing = [(id, chunk) for id, chunk in batch if id not in present]
@@ -101,7 +101,7 @@ class WarmingStore(VectorStore):
                 if done := self._warm(dict([*before.values(), *batch]), Notes(bar)):
                     report.count(done)
                 bar.advance(len(batch))
-                before = {chunk.metadata.get("source"): (id, chunk) for id, chunk in batch}
+                before = {str(chunk.metadata.get("source")): (id, chunk) for id, chunk in batch}
         return report
 
     def sync(self, *, show_progress: bool | None = None) -> SyncReport:
@@ -217,8 +217,11 @@ def _prefetch(store: WarmingStore, arguments: Mapping[str, Any], found: Any) -> 
         _log.debug("could not read KV ahead", exc_info=True)
 
 
-def followed(method: Callable[..., Any], then: Then) -> Callable[..., Any]:
-    """Return a store's method with ``then`` after it succeeded; in a thread if the method is async."""
+def followed(
+    method: Callable[..., Any], then: Then, each: Callable[[Any], Any] | None = None
+) -> Callable[..., Any]:
+    """Return a store's method with ``then`` after it succeeded; in a thread if the method is async. It gets
+    what ``each`` makes of the items in its first argument."""
     signature = inspect.signature(method)
     first = next(islice(signature.parameters, 1, None), "")
 
@@ -227,6 +230,8 @@ def followed(method: Callable[..., Any], then: Then) -> Callable[..., Any]:
         given = bound.arguments.get(first)
         if isinstance(given, Iterator):  # it is read twice
             bound.arguments[first] = given = list(given)
+        if each is not None and isinstance(given, list):
+            bound.arguments[first] = given = [each(item) for item in given]
         return bound, {**bound.kwargs, **bound.arguments, "first": given}
 
     @functools.wraps(method)

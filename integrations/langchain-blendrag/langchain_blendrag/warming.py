@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from langchain_core.documents import Document
 from langchain_core.vectorstores import VectorStore
 
-from blendrag import Collection
+from blendrag import Collection, plain
 from langchain_blendrag._listing import documents_of
 from langchain_blendrag._warming import WarmingStore, followed
 
@@ -59,7 +59,7 @@ def _warm_class(base: type[VectorStore]) -> type[WarmingStore]:
         method = getattr(base, name, None)
         # LangChain's defaults call those that a store has.
         if inspect.isfunction(method) and method is not getattr(VectorStore, name, None):
-            hooks[name] = followed(method, then)
+            hooks[name] = followed(method, then, _encodable if then is _added else None)
     return type(f"Warm{base.__name__}", (_Warm, base), hooks)
 
 
@@ -71,6 +71,23 @@ class _Warm(WarmingStore):
 
     def _documents(self) -> Mapping[str, Document]:
         return dict(documents_of(self))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # Its class has no name by which pickle finds it.
+        return _unpickled, (type(self).__bases__[-1],), self.__dict__
+
+
+def _unpickled(base: type[VectorStore]) -> VectorStore:
+    return object.__new__(_warm_class(base))
+
+
+def _encodable(item: Any) -> Any:
+    """Return an item to be added with a text that any embedding takes."""
+    if isinstance(item, str):
+        return plain(item)
+    if isinstance(item, Document) and item.page_content != (text := plain(item.page_content)):
+        return item.model_copy(update={"page_content": text})
+    return (plain(item[0]), *item[1:]) if isinstance(item, tuple) else item
 
 
 def _added(store: WarmingStore, arguments: Mapping[str, Any], ids: Any) -> None:

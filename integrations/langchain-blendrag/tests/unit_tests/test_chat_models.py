@@ -288,6 +288,27 @@ def test_quality_of_a_call_wins_over_the_ratio_of_the_model() -> None:
     assert request(ChatBlend(recompute_ratio=0.4, quality="close")).options.recompute_ratio == 0.4
 
 
+def test_tools_and_choices_are_taken_as_other_providers_write_them() -> None:
+    parameters = {"type": "object", "properties": {"city": {"type": "string"}}}
+    tools = [
+        {"type": "function", "name": "weather", "description": "", "parameters": parameters},
+        {"name": "weather", "description": "", "input_schema": parameters},
+    ]
+    choices = {
+        "weather": ({"type": "tool", "name": "weather"}, {"type": "function", "name": "weather"}),
+        "required": ({"type": "any"}, "any", True),
+        "auto": ({"type": "auto"}, None),
+        "none": ({"type": "none"}, "none"),
+    }
+    for tool in tools:
+        for meant, written in choices.items():
+            for choice in written:
+                made = request(ChatBlend(), tools=[tool], tool_choice=choice)
+                assert made.tools[0]["function"]["parameters"] == parameters and made.tool_choice == meant
+    with pytest.raises(ConfigError, match="'web_search' is another provider's own"):
+        ChatBlend().bind_tools([{"type": "web_search"}])
+
+
 def test_choice_of_no_tool_is_found_out_when_tools_are_bound() -> None:
     with pytest.raises(ConfigError, match="wether"):
         ChatBlend().bind_tools(

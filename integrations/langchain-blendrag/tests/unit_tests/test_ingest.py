@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 from langchain_core.documents import Document
+from langchain_core.vectorstores import InMemoryVectorStore
 from langchain_text_splitters import RecursiveCharacterTextSplitter
 
 from blendrag.errors import ConfigError, EngineError
-from langchain_blendrag import BlendChroma
+from langchain_blendrag import BlendChroma, warm
 
 PARAGRAPHS = RecursiveCharacterTextSplitter(
     separators=["\n\n"], chunk_size=1, chunk_overlap=0, keep_separator=False
@@ -145,3 +146,10 @@ def test_texts_without_a_source_stand_alone(store: Any, recorder: Any) -> None:
     store.add_texts(["One.", "Two."])
     store.add_documents([Document("Three.", metadata={"page": 3}), Document("Four.", metadata={"page": 4})])
     assert not any(recorder.contexts.values())
+
+
+@pytest.mark.parametrize("source", [["a.md"], None, 3, {"path": "a.md"}])
+def test_source_may_be_anything(source: Any, embeddings: Any, recorded_llm: Any, recorder: Any) -> None:
+    store = warm(InMemoryVectorStore(embeddings), recorded_llm)
+    report = ingest(store, [Document("One.\n\nTwo.", metadata={"source": source})])
+    assert report.added == 2 and recorder.kept == {"One.", "Two."}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -67,6 +69,21 @@ async def test_every_way_of_adding_warms_documents(store: Any, recorder: Any, em
         added |= {f"{way}: {text}" for text in TEXTS}
         assert recorder.kept == added, way
     assert len(recorder.prefilled) == len(added) and store.sync().unchanged == len(added)
+
+
+async def test_half_of_a_surrogate_pair_is_replaced_where_it_comes_in(store: Any, recorder: Any) -> None:
+    store.add_texts(["Note \ud835."])
+    await store.aadd_documents([Document("Sign \ud835\udc65.")])
+    assert recorder.kept == {"Note \ufffd.", "Sign \U0001d465."}
+    assert {found.page_content for found in store.similarity_search("?", k=2)} == recorder.kept
+
+
+def test_store_is_copied_and_pickled_as_the_plain_one_is(store: Any, recorder: Any) -> None:
+    store.add_texts(TEXTS[:1])
+    for other in (copy.deepcopy(store), pickle.loads(pickle.dumps(store))):
+        assert type(other) is type(store) and other.similarity_search("?", k=1)
+        other.add_texts([f"{TEXTS[1]} {other!r}"])
+        assert len(recorder.kept) > 1
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
