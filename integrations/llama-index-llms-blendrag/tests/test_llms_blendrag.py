@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import pickle
 import subprocess
 import sys
@@ -336,6 +337,11 @@ async def test_dropped_stream_stops_the_generation(llm: BlendLLM, scripted: Any)
 
 
 # -- structured output, copies -------------------------------------------------------------------------------
+
+
+def test_llm_is_written_as_json_with_its_folder(llm: BlendLLM) -> None:
+    assert json.loads(llm.to_json())["kv_dir"] == str(llm.kv_dir)
+    assert BlendLLM.from_dict(llm.to_dict()).kv_dir == llm.kv_dir
 
 
 def test_copy_and_pickle_share_the_configuration_and_not_the_handle(llm: BlendLLM) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -204,6 +205,15 @@ def test_same_texts_again_compute_nothing(llm: BlendLLM, scripted: Any) -> None:
         store.add([TextNode(text="One.", id_="x", embedding=VECTOR)])
     asyncio.run(store.async_add([TextNode(text="One.", id_="x", embedding=VECTOR)]))
     assert len(scripted.prefilled) == 1
+
+
+def test_store_in_memory_is_pickled_as_the_plain_one_is(llm: BlendLLM) -> None:
+    store: Any = warm(SimpleVectorStore(), llm)
+    store.add([node("One.")])
+    other = pickle.loads(pickle.dumps(store))
+    assert type(other) is type(store) and other.data == store.data
+    other.add([node("Two.")])
+    assert kept(llm) == {"One.", "Two."}
 
 
 def test_two_stores_do_not_forget_each_others_nodes(llm: BlendLLM) -> None:

@@ -176,6 +176,10 @@ class BlendLLM(BlendOverrides, StructuredByGrammar):
     def _without_password(self, url: str | None) -> str | None:
         return without_password(url) if url else url
 
+    @field_serializer("kv_dir")
+    def _as_json(self, folder: Path | None) -> str | None:
+        return None if folder is None else str(folder)
+
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
         for name, value in super().__repr_args__():
             yield name, self._without_password(value) if name == "base_url" else value

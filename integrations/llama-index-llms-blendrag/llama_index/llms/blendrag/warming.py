@@ -71,6 +71,13 @@ def _warm_class(base: type[BasePydanticVectorStore]) -> type[BasePydanticVectorS
     return types.new_class(f"Warm{base.__name__}", (WarmKV, base), exec_body=lambda body: body.update(named))
 
 
+def _unpickled(base: type[Store], state: dict[str, Any], whose: _Whose) -> Store:
+    store = base.__new__(base)
+    store.__setstate__(state)
+    warm(store, whose.llm, bare_text=whose.bare_text).__dict__["_whose"] = whose
+    return store
+
+
 class WarmKV(_Base):
     """A mixin in front of a vector store's class, which :func:`warm` puts there.
 
@@ -82,6 +89,12 @@ class WarmKV(_Base):
         if cls is WarmKV:  # a transformation, in the version before
             raise ConfigError("WarmKV is put before a vector store: warm(vector_store, llm)")
         return super().__new__(cls)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # Its class has no name by which pickle finds it.
+        state = self.__getstate__()
+        plain = {name: value for name, value in state["__dict__"].items() if name != "_whose"}
+        return _unpickled, (type(self).__bases__[-1], {**state, "__dict__": plain}, self._whose)
 
     def sync(
         self, nodes: Iterable[BaseNode] | None = None, *, show_progress: bool | None = None
