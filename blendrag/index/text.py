@@ -34,6 +34,8 @@ _BYTE_ORDER_MARKS = (
 _SAMPLE = 1 << 16
 _BROKEN = "\ufffd"
 _BROKEN_OF_UTF8 = 4  # letters beyond ASCII for each broken one: in other encodings most are broken
+_XML = re.compile(rb"""\s*<\?xml\b[^<>]*?\bencoding\s*=\s*["']([\w.:-]+)""")
+_NOT_TAKEN = re.compile(r"utf|unicode|(us-)?ascii|x-user", re.IGNORECASE)  # declared of what is none
 _CONTROL = bytes(set(range(32)) - set(b"\t\n\v\f\r\x1b")) + b"\x7f"
 
 
@@ -61,11 +63,21 @@ def _decode(data: bytes, declared: str) -> str:
     broken = text.count(_BROKEN) - data.count(_BROKEN.encode())
     if not broken or _BROKEN_OF_UTF8 * broken < len(text) - len(text.encode("ascii", "ignore")):
         return text  # cut, or put together with another: what is broken costs no other word
-    with contextlib.suppress(LookupError):
-        name = codecs.lookup(declared).name if declared else "utf-8"
-        if name not in ("utf-8", "ascii"):
-            return data.decode("cp1252" if name == "iso8859-1" else name, errors="replace")
+    if not declared and (found := _XML.match(data)):
+        declared = found[1].decode()
+    if declared and not _NOT_TAKEN.match(declared):
+        with contextlib.suppress(LookupError):
+            return data.decode(_encoding(declared), errors="replace")
     return data.decode(_detected(data[:_SAMPLE]), errors="replace")
+
+
+def _encoding(declared: str) -> str:
+    """Return the encoding that browsers take this name for, which is often a larger one; else Python's."""
+    with needs("blendrag[index]"):
+        import turbohtml.detect  # registers these encodings
+    with contextlib.suppress(LookupError):
+        return f"whatwg-{turbohtml.parse(b'', encoding=declared).encoding}"
+    return declared
 
 
 def _decode_16_bit(data: bytes) -> str:

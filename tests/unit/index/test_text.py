@@ -33,6 +33,23 @@ def test_no_encoding_garbles_the_text(text: str, encoding: str) -> None:
 def test_declared_encoding_is_taken_before_a_guess() -> None:
     assert decode("Zażółć gęślą jaźń".encode("iso8859-2"), "iso-8859-2") == "Zażółć gęślą jaźń"
     assert decode("it’s".encode("cp1252"), "iso-8859-1") == "it’s", "as browsers have it"
+    xml = '<?xml version="1.0" encoding="iso-8859-2"?>\n<a>gęś</a>'
+    assert decode(xml.encode("iso8859-2")) == xml
+
+
+@pytest.mark.parametrize(
+    ("declared", "text", "encoding"),
+    [
+        ("gb2312", "起重机镕", "gbk"),
+        ("x-sjis", "東京①", "cp932"),
+        ("ks_c_5601-1987", "서울 똠", "cp949"),
+        ("windows-874", "กรุงเทพ", "cp874"),
+        ("ISO-8859-8-I", "שלום", "iso8859_8"),
+        ("cp850", "Jürgen", "cp850"),
+    ],
+)
+def test_declared_encoding_is_what_browsers_take_it_for(declared: str, text: str, encoding: str) -> None:
+    assert decode(text.encode(encoding), declared) == text
 
 
 @pytest.mark.parametrize("declared", ["utf-16", "klingon", "utf-8", "hex"])
