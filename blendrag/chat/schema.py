@@ -32,8 +32,12 @@ JOINTS = ("allOf", "anyOf", "oneOf", "$ref")
 OWN = ("additionalProperties", "patternProperties", "properties", "required")
 """Keywords that describe an object."""
 
+_EVALUATING = frozenset({*JOINTS, "additionalProperties", "dependentSchemas", "else", "if", "then"})
+
 # Keywords that name a schema, or a place in it: not needed once its references are resolved.
 _NAMES = frozenset({"$anchor", "$defs", "$dynamicAnchor", "$id", "$schema", "definitions", "id"})
+_LARGEST = {"maximum": 1, "exclusiveMaximum": 1, "minimum": -1, "exclusiveMinimum": -1}  # and their signs
+_LARGEST_NUMBER = 2**53  # grammars know no range that reaches further
 _COUNTS = (("minItems", "maxItems"), ("minProperties", "maxProperties"))
 _NULLABLE = ("const", "default", "examples")  # any other keyword that is null counts as absent
 _FORMATS = frozenset(  # those that llguidance knows; to JSON schema all others are annotations
@@ -79,6 +83,11 @@ class Schemas:
             root = Resource.from_contents(dict(schema), default_specification=DRAFT202012)
             own = self._resolved(root.contents, Registry().resolver_with_root(root))
             reason = _refusal(self._closed(own))
+            if reason is not None:
+                for name, definition in self._definitions.items():
+                    self._definitions[name] = self._narrowed(definition)
+                own = self._narrowed(own)
+                reason = _refusal(self._closed(own))
             if reason is None and not _ends(own, self._ending()):
                 reason = "only what has no end matches it"
         except Unresolvable as error:
@@ -101,6 +110,14 @@ class Schemas:
         roomy = with_room(whole, self._max_tokens)
         return Grammar("json", {**(whole if _refusal(roomy) else roomy), "x-guidance": _LAYOUT})
 
+    def _narrowed(self, schema: Any) -> Any:
+        """Return a schema without the alternatives that no grammar holds, as long as it has others."""
+        if not isinstance(schema, Mapping):
+            return schema
+        made = _mapped(schema, lambda _, inner: self._narrowed(inner))
+        held = [one for one in made.get("anyOf", ()) if _refusal(self._closed({"allOf": [one]})) is None]
+        return {**made, "anyOf": held} if held else made
+
     def _closed(self, schema: dict[str, Any]) -> dict[str, Any]:
         return {**schema, **({"$defs": self._definitions} if self._definitions else {})}
 
@@ -116,11 +133,14 @@ class Schemas:
             for keyword, value in schema.items()
             if keyword not in _NAMES and (value is not None or keyword in _NULLABLE)
         }
-        made = _mapped(kept, lambda _, inner: self._resolved(inner, resolver))
+        made = _without_idle(_mapped(kept, lambda _, inner: self._resolved(inner, resolver)))
         if isinstance(made.get("$ref"), str):
             made["$ref"] = f"#/$defs/{self._name(made['$ref'], resolver.lookup(made['$ref']))}"
         if made.get("format", "date") not in _FORMATS:
             del made["format"]
+        for bound, sign in _LARGEST.items():
+            if sign * made.get(bound, 0) > _LARGEST_NUMBER:
+                made[bound] = sign * _LARGEST_NUMBER
         for least, most in _COUNTS:  # a grammar grows with them
             if made.get(least, 0) > self._max_tokens:
                 raise ConfigError(
@@ -152,6 +172,18 @@ class Schemas:
         }:
             ending |= more
         return ending
+
+
+def _without_idle(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema without keywords that say nothing, or in words that a grammar knows."""
+    made = dict(schema)
+    if made.get("uniqueItems") is False:
+        del made["uniqueItems"]
+    if made.get("propertyNames") in (True, {}, {"type": "string"}):
+        del made["propertyNames"]
+    if "unevaluatedProperties" in made and not made.keys() & _EVALUATING:
+        made.setdefault("additionalProperties", made.pop("unevaluatedProperties"))
+    return made
 
 
 def _ends(schema: Any, ending: set[str]) -> bool:

@@ -27,7 +27,7 @@ from blendrag.errors import ConfigError
 def bound_tools(tools: Sequence[Any], tool_choice: str | bool | dict[str, Any] | None) -> dict[str, Any]:
     """Return keyword arguments of a request that offers tools. Raises ConfigError for a choice that names
     none."""
-    offered = [_function(convert_to_openai_tool(tool)) for tool in tools]
+    offered = [_function(tool) for tool in tools]
     names = [tool["function"]["name"] for tool in offered]
     match tool_choice:
         case None | False | {"type": "auto"}:
@@ -45,13 +45,46 @@ def bound_tools(tools: Sequence[Any], tool_choice: str | bool | dict[str, Any] |
     return {"tools": offered, "tool_choice": choice}
 
 
-def _function(tool: dict[str, Any]) -> dict[str, Any]:
+def _function(tool: Any) -> dict[str, Any]:
     """Return a tool that is a function, which some providers write without the name ``function``."""
-    if "function" in tool:
-        return tool
-    if tool.get("type") != "function":
-        raise ConfigError(f"tool {tool.get('type')!r} is another provider's own: give a function")
-    return {"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}}
+    made = convert_to_openai_tool(tool)
+    if "function" not in made:
+        if made.get("type") != "function":
+            raise ConfigError(f"tool {made.get('type')!r} is another provider's own: give a function")
+        made = {"type": "function", "function": {name: made[name] for name in made if name != "type"}}
+    if (whole := _referring_to_itself(getattr(tool, "tool_call_schema", tool))) is not None:
+        made["function"]["parameters"] = whole
+    return made
+
+
+def _json_schema(schema: Any) -> dict[str, Any]:
+    """Return a schema in any of LangChain's forms as JSON schema."""
+    whole = _referring_to_itself(schema)
+    if whole is None:
+        return convert_to_json_schema(schema)
+    return {"title": getattr(schema, "__name__", "answer"), **whole}
+
+
+def _referring_to_itself(schema: Any) -> dict[str, Any] | None:
+    """Return the JSON schema of a class, or a dictionary, of which a part refers to one around it: there,
+    LangChain's conversion allows anything. None for all others."""
+    if isinstance(schema, type) and is_basemodel_subclass(schema) and hasattr(schema, "model_json_schema"):
+        schema = schema.model_json_schema()
+    if not isinstance(schema, dict):
+        return None
+
+    def returns(part: Any, around: tuple[str, ...]) -> bool:
+        if isinstance(part, list):
+            return any(returns(one, around) for one in part)
+        if not isinstance(part, dict):
+            return False
+        reference = part.get("$ref")
+        if isinstance(reference, str) and reference.startswith(("#/$defs/", "#/definitions/")):
+            kind, name = reference.split("/")[1:3]
+            return name in around or returns(schema.get(kind, {}).get(name), (*around, name))
+        return any(returns(one, around) for name, one in part.items() if name not in ("$defs", "definitions"))
+
+    return schema if returns(schema, ()) else None
 
 
 def structured(
@@ -74,7 +107,7 @@ def structured(
     elif method in ("json_schema", "json_mode"):
         response_format: dict[str, Any] = {"type": "json_object"}
         if schema is not None:
-            converted = convert_to_json_schema(schema)
+            converted = _json_schema(schema)
             response_format = {
                 "type": "json_schema",
                 "json_schema": {"name": converted.get("title", "answer"), "schema": converted},
@@ -83,7 +116,7 @@ def structured(
         parser = PydanticOutputParser(pydantic_object=schema) if is_class else JsonOutputParser()
     else:
         raise ConfigError(f"method {method!r}: there are json_schema, function_calling and json_mode")
-    described = convert_to_openai_tool(schema) if schema is not None else None
+    described = convert_to_openai_tool(_json_schema(schema)) if schema is not None else None
     kept = {name: value for name, value in kwargs.items() if name != "tools"}
     held = llm.bind(
         **bound, **kept, ls_structured_output_format={"kwargs": {"method": method}, "schema": described}

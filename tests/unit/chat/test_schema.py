@@ -273,3 +273,32 @@ keywords = st.sampled_from(
 def test_what_is_no_schema_is_refused_or_taken(schema: dict[str, Any]) -> None:
     with contextlib.suppress(ConfigError):
         json_grammar(schema, 10)
+
+
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong"),
+    [
+        ({"type": "array", "items": {"type": "integer"}, "uniqueItems": False}, [1, 1], ["a"]),
+        ({"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {}}, {"a": 1}, [1]),
+        ({"type": "object", "properties": {"a": {}}, "unevaluatedProperties": False}, {"a": 1}, {"b": 1}),
+        ({"type": "integer", "minimum": -(2**63), "maximum": 2**64}, 7, "a"),
+        ({"type": "number", "minimum": -1.7976931348623157e308, "exclusiveMaximum": 1e300}, 7.5, "a"),
+    ],
+)
+def test_keyword_that_says_nothing_refuses_no_schema(schema: dict[str, Any], right: Any, wrong: Any) -> None:
+    grammar = json_grammar({"type": "object", "properties": {"x": schema}, "required": ["x"]}, 100)
+    assert held(grammar, json.dumps({"x": right})) and not held(grammar, json.dumps({"x": wrong}))
+
+
+def test_alternative_that_no_grammar_holds_is_left_out_while_there_are_others() -> None:
+    """As of decimal numbers, which pydantic lets be strings of a pattern that looks ahead."""
+    looking = {"type": "string", "pattern": r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"}
+    total = {"$ref": "#/$defs/Total"}
+    definitions = {"Total": {"anyOf": [{"type": "number"}, looking, {"type": "null"}]}}
+    grammar = json_grammar(
+        {"type": "object", "properties": {"total": total}, "required": ["total"], "$defs": definitions}, 100
+    )
+    assert held(grammar, '{"total": 3.5}') and held(grammar, '{"total": null}')
+    assert not held(grammar, '{"total": "3.5"}')
+    with pytest.raises(ConfigError, match="look-around"):
+        json_grammar({"type": "object", "properties": {"x": {"anyOf": [looking]}}}, 100)

@@ -11,11 +11,13 @@ from collections.abc import Callable
 from typing import Any
 
 import httpx2
+import jsonschema
 import pytest
 from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import HumanMessage
+from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from blendrag.errors import (
     BlendragError,
@@ -300,13 +302,41 @@ def test_tools_and_choices_are_taken_as_other_providers_write_them() -> None:
         "auto": ({"type": "auto"}, None),
         "none": ({"type": "none"}, "none"),
     }
-    for tool in tools:
+    for offered in tools:
         for meant, written in choices.items():
             for choice in written:
-                made = request(ChatBlend(), tools=[tool], tool_choice=choice)
+                made = request(ChatBlend(), tools=[offered], tool_choice=choice)
                 assert made.tools[0]["function"]["parameters"] == parameters and made.tool_choice == meant
     with pytest.raises(ConfigError, match="'web_search' is another provider's own"):
         ChatBlend().bind_tools([{"type": "web_search"}])
+
+
+class Part(BaseModel):
+    """A part of a crane."""
+
+    name: str
+    parts: list[Part] = []
+
+
+@tool
+def order(part: Part) -> str:
+    """Orders a part."""
+    return part.name
+
+
+def test_schema_that_refers_to_itself_stays_whole() -> None:
+    """LangChain's own conversion allows anything where it does."""
+    wrong = {"name": "rope", "parts": [{"name": "hook", "parts": [{"nome": "eye"}]}]}
+    for offered in (Part, order):
+        parameters = request(ChatBlend(), tools=[offered]).tools[0]["function"]["parameters"]
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(wrong if offered is Part else {"part": wrong}, parameters)
+    for schema in (Part, Part.model_json_schema()):
+        for method in ("json_schema", "json_mode"):
+            held: Any = ChatBlend().with_structured_output(schema, method=method)
+            made = request(ChatBlend(), **held.first.kwargs)
+            with pytest.raises(jsonschema.ValidationError):
+                jsonschema.validate(wrong, made.schema)
 
 
 def test_choice_of_no_tool_is_found_out_when_tools_are_bound() -> None:
