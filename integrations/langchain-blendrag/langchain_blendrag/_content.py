@@ -20,7 +20,8 @@ _ELSEWHERE = CALLS | {
 # Keys under which blocks keep what is to be read: as a string, or in blocks of their own.
 _WITHIN = (
     "text", "refusal", "transcript", "content", "source", "data", "document", "output", "value",
-    "citationsContent", "functionResponse", "guardContent", "response", "result", "toolResult",
+    "citationsContent", "code_execution_result", "functionResponse", "guardContent", "logs", "outputs",
+    "parts", "resource", "response", "result", "results", "stdout", "toolResult",
 )  # fmt: skip
 _DATA = ("json", "response", "output")  # keys under which they keep what a tool gave, if that is no text
 _MEDIA = re.compile(r"image|audio|video|file|media|document|inline_?data", re.IGNORECASE)
@@ -57,9 +58,10 @@ def _read(value: Any, left_out: Counter[str]) -> str | None:
         return _joined(value, left_out)
     if not isinstance(value, Mapping) or "base64" in (value.get("type"), value.get("source_type")):
         return None
+    is_image = kind_of(value).startswith("image")
     for name in _WITHIN:
         within = value.get(name)
-        if isinstance(within, str) and (name in ("data", "source") and not _is_text(value)):
+        if isinstance(within, str) and (is_image or name in ("data", "source")) and not _is_text(value):
             continue  # an address, or bytes
         if within is not None and (text := _read(within, left_out)) is not None:
             title = value.get("title")

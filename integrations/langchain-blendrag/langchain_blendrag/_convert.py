@@ -18,6 +18,7 @@ from langchain_core.messages import (
     InvalidToolCall,
     RemoveMessage,
     ToolMessage,
+    message_chunk_to_message,
 )
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
 from langchain_core.messages.tool import ToolCall, ToolCallChunk
@@ -44,6 +45,7 @@ def plain_messages(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
     Raises ConfigError for a picture, a recording or a file in what the user asks now.
     """
     left_out: Counter[str] = Counter()
+    messages = [message_chunk_to_message(message) for message in messages]  # a stream's sum has its own type
     asked, plain = _asked_from(messages), []
     for place, message in enumerate(messages):
         if isinstance(message, RemoveMessage):

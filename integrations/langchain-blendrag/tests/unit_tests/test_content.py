@@ -9,13 +9,18 @@ from typing import Any
 import pytest
 from langchain_core.messages import (
     AIMessage,
+    AIMessageChunk,
     BaseMessage,
     ChatMessage,
     FunctionMessage,
     HumanMessage,
+    HumanMessageChunk,
     RemoveMessage,
     SystemMessage,
+    SystemMessageChunk,
     ToolMessage,
+    ToolMessageChunk,
+    message_chunk_to_message,
 )
 
 from blendrag.errors import BlendragWarning, ConfigError
@@ -44,6 +49,7 @@ BESIDE: list[tuple[Any, dict[str, int]]] = [
     ({"type": "non_standard", "value": {"x": 1}}, {"non_standard": 1}),
     ({"type": "image", "base64": "aGk=", "mime_type": "image/png"}, {"image": 1}),
     ({"type": "image_generation_call", "result": None, "id": "i"}, {"image_generation_call": 1}),
+    ({"type": "image_generation_call", "result": "iVBORw0KGgo=", "id": "i"}, {"image_generation_call": 1}),
     ({"type": "new_in_2027", "payload": {"a": [1]}}, {"new_in_2027": 1}),
 ]
 # Blocks with text of their own, in any message.
@@ -56,6 +62,11 @@ READ: list[tuple[Any, str]] = [
     ([{"type": "text-plain", "mime_type": "text/plain", "text": "It is blue."}], "It is blue."),
     ([{"type": "file", "source_type": "text", "text": "It is blue."}], "It is blue."),
     ([{"type": "message", "content": [{"type": "output_text", "text": "It is blue."}]}], "It is blue."),
+    ([{"type": "resource", "resource": {"uri": "u", "text": "It is blue."}}], "It is blue."),
+    ([{"type": "file_search_call", "results": [{"text": "It is blue.", "filename": "f"}]}], "It is blue."),
+    ([{"type": "code_interpreter_call", "outputs": [{"type": "logs", "logs": "blue"}]}], "blue"),
+    ([{"type": "code_execution_result", "code_execution_result": "blue"}], "blue"),
+    ([{"type": "bash_code_execution_tool_result", "content": {"type": "x", "stdout": "blue"}}], "blue"),
     ([{"type": "refusal", "refusal": "I cannot say."}], "I cannot say."),
     ([{"type": "non_standard", "value": {"type": "text", "text": "It is blue."}}], "It is blue."),
     ([{"type": "audio", "transcript": "It is blue.", "id": "a"}], "It is blue."),
@@ -155,6 +166,16 @@ def test_every_kind_of_message_becomes_a_turn(recorded_llm: ChatBlend) -> None:
 
 
 @pytest.mark.filterwarnings(f"error::{BlendragWarning.__module__}.BlendragWarning")
+def test_message_that_was_streamed_is_the_turn_that_it_adds_up_to(recorded_llm: ChatBlend) -> None:
+    call = {"name": "look", "args": "{}", "id": "1", "index": 0}
+    whole = AIMessageChunk("It is ") + AIMessageChunk("blue.", tool_call_chunks=[call])
+    streamed = [SystemMessageChunk("Be kind."), HumanMessageChunk("Sky?"), whole]
+    streamed += [ToolMessageChunk("blue", tool_call_id="1")]
+    assert [one["role"] for one in plain_messages(streamed)] == ["system", "user", "assistant", "tool"]
+    plain = [message_chunk_to_message(one) for one in streamed]
+    assert recorded_llm.render(streamed) == recorded_llm.render(plain)
+
+
 def test_call_in_a_block_is_the_messages_own() -> None:
     call: Any = {"name": "f", "args": {}, "id": "1"}
     block = {"type": "tool_use", "id": "1", "name": "f", "input": {}}
