@@ -3,6 +3,7 @@ get their numbers, which it counts anew behind each interruption, or leaves out.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import re
 import zipfile
@@ -43,11 +44,10 @@ _ROMAN = {1000: "m", 900: "cm", 500: "d", 400: "cd", 100: "c", 90: "xc", 50: "l"
 def for_mammoth(archive: zipfile.ZipFile) -> io.BytesIO:
     """Return the document without its pictures, as mammoth reads it whole."""
     parts = {name: archive.read(name) for name in archive.namelist() if name.endswith((".xml", ".rels"))}
-    trees = {
-        name: ElementTree.fromstring(part.replace(_STRICT, _WORD.encode()))
-        for name, part in parts.items()
-        if re.fullmatch(r"word/[^/]+\.xml", name)
-    }
+    trees: dict[str, Element] = {}
+    for name in filter(re.compile(r"word/[^/]+\.xml").fullmatch, parts):
+        with contextlib.suppress(ElementTree.ParseError):  # mammoth says so, if it needs this part
+            trees[name] = ElementTree.fromstring(parts[name].replace(_STRICT, _WORD.encode()))
     numbers = _Numbers(trees.values())
     for name, root in trees.items():
         if _local(root) in _READ:

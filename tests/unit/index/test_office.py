@@ -74,6 +74,10 @@ def test_what_word_shows_as_deleted_is_left_out() -> None:
     assert read_archive(docx(f"<w:p>{run('kept')}{moved}{deleted}</w:p>")).text == "kept"
 
 
+def test_broken_part_that_nobody_needs_costs_no_text() -> None:
+    assert read_archive(docx(**{"word/webSettings.xml": "<w:broken"})).text == read_archive(docx()).text
+
+
 def test_words_apart_stay_apart() -> None:
     apart = "".join(f"<w:{sign}/><w:t>{sign}</w:t>" for sign in ("tab", "ptab", "br", "cr"))
     assert read_archive(docx(f"<w:p><w:r><w:t>x</w:t>{apart}</w:r></w:p>")).text.split() == [
