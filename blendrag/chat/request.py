@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from inspect import signature
@@ -160,7 +161,7 @@ def make_request(settings: Settings, messages: Messages | str, options: RequestO
         other=given.get("other", {}),
     )
     return ChatRequest(
-        plain(messages),
+        plain(messages) if isinstance(messages, str) else [_message(one) for one in plain(messages)],
         sampling,
         documents=tuple(map(encodable, given.get("documents", ()))),
         tools=tuple(plain(given.get("tools", ()))),
@@ -173,6 +174,39 @@ def make_request(settings: Settings, messages: Messages | str, options: RequestO
         max_retries=given.get("max_retries", 1),
         conversation=encodable(str(given["conversation"])) if "conversation" in given else None,
     )
+
+
+def _message(message: Any) -> dict[str, Any]:
+    """Return a message as chat completions have it: texts in parts as one, and calls as name and
+    arguments."""
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        raise ConfigError(f"a message is {{'role': ..., 'content': ...}}, not {message!r}")
+    content = message.get("content")
+    if isinstance(content, list):
+        for part in content:
+            if not isinstance(part, dict) or not isinstance(part.get("text"), str):
+                kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+                raise ConfigError(f"a message holds content of type {kind!r}; this model reads text only")
+        message = {**message, "content": "\n".join(part["text"] for part in content)}
+    elif not isinstance(content, str | None):
+        raise ConfigError(f"a message's content is text, not {content!r}")
+    if calls := message.get("tool_calls"):
+        message = {**message, "tool_calls": [_call(call) for call in calls]}
+    return message
+
+
+def _call(call: Any) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    said = {**call, **function} if isinstance(function, dict) else call if isinstance(call, dict) else {}
+    arguments = said.get("arguments") or {}
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except ValueError:  # as a model cut it, which the result says
+            arguments = {}
+    if not isinstance(said.get("name"), str) or not isinstance(arguments, dict):
+        raise ConfigError(f"a tool call is {{'name': ..., 'arguments': ...}}, not {call!r}")
+    return {"id": said.get("id"), "name": said["name"], "arguments": arguments}
 
 
 def _template_kwargs(settings: Settings, given: Any) -> dict[str, Any]:

@@ -94,12 +94,13 @@ def test_value_that_holds_itself_is_named() -> None:
         plain(value)
 
 
-@given(st.fixed_dictionaries({"content": ANY_TEXT, "tool_calls": VALUES}), ANY_TEXT)
-def test_request_has_nothing_that_cannot_be_encoded(message: dict[str, Any], text: str) -> None:
+@given(VALUES, ANY_TEXT)
+def test_request_has_nothing_that_cannot_be_encoded(value: Any, text: str) -> None:
     tool = {"function": {"name": "f", "description": text}}
+    call = {"name": text, "arguments": {text: value}}
     request = make_request(
         Settings.load(),
-        [{"role": "user", **message}],
+        [{"role": "user", "content": text, "tool_calls": [call]}],
         {
             "documents": [text],
             "stop": [text],

@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blendrag.chat.messages import fit_template, merge_runs, with_roles
+from blendrag.chat.request import make_request
 from blendrag.chat.tools import TemplateFacts
-from blendrag.errors import ModelError
+from blendrag.errors import ConfigError, ModelError
+from blendrag.settings import Settings
 
 ALTERNATING = (
     "{% for m in messages %}"
@@ -104,3 +106,42 @@ def test_client_of_a_server_sends_the_messages_that_it_would_compute(
         facts = TemplateFacts.of(one)
         sent = with_roles(messages, system=facts.takes_system, welcome=facts.takes_welcome)
         assert sent == fit_template(one, messages)
+
+
+def made(*messages: Any) -> Any:
+    return make_request(Settings.load(), messages, {}).messages
+
+
+def test_message_of_chat_completions_is_read_in_each_of_its_forms() -> None:
+    parts = [{"type": "text", "text": "Sky"}, {"type": "input_text", "text": "or sea?"}]
+    assert made({"role": "user", "content": parts})[0]["content"] == "Sky\nor sea?"
+    call = {"id": "1", "name": "look", "arguments": {"at": "sky"}}
+    function = {"name": "look", "arguments": '{"at": "sky"}'}
+    for written in (call, {"id": "1", "type": "function", "function": function}):
+        assert made({"role": "assistant", "content": None, "tool_calls": [written]})[0]["tool_calls"] == [
+            call
+        ]
+    for cut in ('{"at": "s', "", None):
+        calls = [{"id": "1", "function": {"name": "look", "arguments": cut}}]
+        assert made({"role": "assistant", "tool_calls": calls})[0]["tool_calls"] == [
+            {**call, "arguments": {}}
+        ]
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ("Sky?", "a message is"),
+        ({"content": "Sky?"}, "a message is"),
+        ({"role": 3, "content": "Sky?"}, "a message is"),
+        ({"role": "user", "content": 3}, "content is text"),
+        ({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "u"}}]}, "'image_url'"),
+        ({"role": "user", "content": [None]}, "'NoneType'"),
+        ({"role": "assistant", "tool_calls": [{"function": {}}]}, "a tool call is"),
+        ({"role": "assistant", "tool_calls": ["look"]}, "a tool call is"),
+        ({"role": "assistant", "tool_calls": [{"name": "look", "arguments": "[1]"}]}, "a tool call is"),
+    ],
+)
+def test_what_is_no_message_is_named(message: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        made(message)
