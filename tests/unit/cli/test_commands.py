@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -93,6 +94,18 @@ def test_wrong_path_is_corrected_and_makes_no_index(blendrag: Blendrag, workdir:
     result = blendrag("ingest", "documnets")
     assert result.exit_code == 1 and "did you mean" in complaint(result) and "documents" in result.stderr
     assert not (workdir / "blendrag-index").exists()
+
+
+def test_terminal_without_the_letters_of_a_text_shows_the_others(workdir: Path) -> None:
+    code = "import sys; from blendrag.cli import main; sys.argv[0] = 'blendrag'; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "ingest", "./caf\u00e9 \U0001f6a2.md"],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1 and done.stderr.startswith("error: no such file or folder: 'caf? ?.md'")
 
 
 @pytest.mark.parametrize(
