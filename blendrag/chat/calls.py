@@ -119,8 +119,11 @@ def _parsed_by(parser: ToolParser, text: str, token_ids: Sequence[int], names: s
         content = _said(before, content)
     bare = _bare(listed, names)
     readings = [
+        *(
+            [_tagged(text, names)] if OPEN in marks else []
+        ),  # whose parsers leave out what stands behind calls
         _sorted(content, found),
-        (_tagged if OPEN in marks else _bare)(text, names),
+        *([] if OPEN in marks else [_bare(text, names)]),
         Reading(_said(before, bare.text), bare.calls, bare.invalid),
     ]
     for good in (

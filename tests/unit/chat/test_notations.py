@@ -166,6 +166,14 @@ def test_call_in_a_familys_notation_is_read(
     assert [(call.name, call.arguments) for call in reading.calls] == expected
 
 
+@pytest.mark.parametrize("city", ["Oslo", "Os\nlo", "</tool_call>"])
+def test_text_behind_a_call_is_kept_and_what_is_in_it_is_its_own(city: str, speaker: Any) -> None:
+    call = f"<tool_call>\n{A.replace('Oslo', city)}\n</tool_call>"
+    shown, reading = streamed(f"I look.\n{call}\nThat is all.", parser_of("hermes", speaker))
+    assert (shown, reading.text, reading.invalid) == ("I look.\n", "I look.\n\nThat is all.", ())
+    assert [call.arguments for call in reading.calls] == [{"city": city, "days": 2}]
+
+
 def test_call_of_gpt_oss_is_read(speaker: Any) -> None:
     from openai_harmony import HarmonyEncodingName, load_harmony_encoding
 

@@ -92,7 +92,7 @@ class WarmKV(_Base):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # Its class has no name by which pickle finds it.
-        state = self.__getstate__()
+        state: Any = self.__getstate__()
         plain = {name: value for name, value in state["__dict__"].items() if name != "_whose"}
         return _unpickled, (type(self).__bases__[-1], {**state, "__dict__": plain}, self._whose)
 
