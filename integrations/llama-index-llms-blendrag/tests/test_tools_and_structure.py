@@ -345,7 +345,17 @@ async def test_agent_does_not_end_with_a_cut_call(make_llm: Any, scripted: Any, 
         await agent.run("2 + 3?")
 
 
-async def test_long_text_beside_tools_is_no_cut_call(make_llm: Any, scripted: Any) -> None:
-    scripted.answers = ["A battery lasts for years, if it is kept in the cool, and is not run down."]
-    agent = FunctionAgent(tools=[ADD], llm=make_llm(max_tokens=6))
-    assert str(await agent.run("How long?")) == "A battery lasts for years,"
+@pytest.mark.parametrize("mark", ["", "[1] ", "[see below] "])
+async def test_long_text_beside_tools_is_no_cut_call(make_llm: Any, scripted: Any, mark: str) -> None:
+    scripted.answers = [f"{mark}A battery lasts for years, if it is kept in the cool, and is not run down."]
+    agent = FunctionAgent(tools=[ADD], llm=make_llm(max_tokens=9))
+    assert str(await agent.run("How long?")).startswith(f"{mark}A battery lasts for")
+
+
+@pytest.mark.parametrize("begin", ["{", '{"name": "add', '[{"name": "add", "arg'])
+async def test_bare_call_that_was_cut_is_one(make_llm: Any, scripted: Any, begin: str) -> None:
+    llm = make_llm()
+    llm.max_tokens = len(llm.token_ids(begin))
+    scripted.answers = [f'{begin}ument": 1, "x": {{"y": 3}}']
+    with pytest.raises(AnswerCutError):
+        await FunctionAgent(tools=[ADD], llm=llm).run("2 + 3?")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -30,6 +31,7 @@ STRUCTURED = "structured"
 whole is an error."""
 COUNTS = ("best_of", "n")
 """Options of how many answers are wanted. LlamaIndex's responses have one."""
+_JSON = re.compile(r"\s*(\{|\[\s*(\{|$))")  # the beginning of a call, and not of "[1] says so"
 _TAGS = ("conversation", "session_id")  # of LlamaIndex's instrumentation; the second is what Memory calls it
 
 
@@ -123,7 +125,7 @@ def refuse_cut_call(response: ChatResponse) -> None:
     raw = response.raw if isinstance(response.raw, Mapping) else {}
     text = response.message.content or ""
     invalid = [call["text"] for call in raw.get("invalid_tool_calls") or ()]
-    if raw.get("finish_reason") == "length" and (invalid or text.lstrip()[:1] in ("{", "[")):
+    if raw.get("finish_reason") == "length" and (invalid or _JSON.match(text)):
         raise AnswerCutError(_joined(text, invalid))
 
 
