@@ -19,6 +19,7 @@ from blendrag.engine.client.tool_parser import ToolParser
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _JSON = json.JSONDecoder(strict=False)  # models write line ends into strings as they are
 _BEGIN = re.compile(r"\s*(?=[{\[])")
+_BEGUN = re.compile(r'\s*\[?\s*{\s*"name"\s*:\s*"([^"]*)"')
 _END = re.compile(rf"[\s}}\]]*(?:{CLOSE})?")  # small models close once more than they opened
 _REST = re.compile(rf"(.*?)(?:{CLOSE}|(?={OPEN})|\Z)", re.DOTALL)
 
@@ -174,7 +175,8 @@ def _bare(text: str, names: set[str]) -> Reading:
     if values and all(isinstance(one, dict) and _is_name(one.get("name"), names) for one in values):
         rest, calls = text[end:].strip(), [_call(value, names) for value in values]
         return _sorted("", [*calls, _cut(rest)]) if rest.startswith(("{", "[")) else _sorted(rest, calls)
-    return Reading(text)
+    begun = None if values else _BEGUN.match(text)
+    return _sorted("", [_cut(text)]) if begun and begun[1] in names else Reading(text)
 
 
 def _values(text: str, place: int) -> tuple[list[Any], int]:

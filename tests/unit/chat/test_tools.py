@@ -259,6 +259,12 @@ def test_several_calls_stay_several(two: str) -> None:
     assert len({call.id for call in read.calls}) == 2
 
 
+@pytest.mark.parametrize("end", range(18, len(CALL)))
+def test_bare_call_that_was_cut_is_invalid(end: int) -> None:
+    read = read_answer(CALL[:end], asking())
+    assert (read.text, read.calls, [call.text for call in read.invalid]) == ("", (), [CALL[:end].strip()])
+
+
 @pytest.mark.parametrize("second", ["<tool_call>{}", "{}"])
 def test_second_call_that_was_cut_is_invalid_and_the_first_a_call(second: str) -> None:
     first = f"<tool_call>{CALL}</tool_call>" if "<" in second else CALL
