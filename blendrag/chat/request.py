@@ -149,12 +149,14 @@ def make_request(settings: Settings, messages: Messages | str, options: RequestO
         raise ConfigError("there is no message to answer")
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     blending = {name: given[name] for name in BlendKeywords.__annotations__ if name in given}
-    stop, grammar = given.get("stop", ()), given.get("grammar")
+    grammar, max_retries = given.get("grammar"), given.get("max_retries", 1)
+    if not isinstance(max_retries, int) or max_retries < 0:
+        raise ConfigError(f"max_retries has to be a number, not {max_retries!r}")
     sampling = Sampling(
         max_tokens=given.get("max_tokens", settings.max_tokens),
         temperature=given.get("temperature", settings.temperature),
         top_p=given.get("top_p", 1.0),
-        stop=tuple(map(encodable, (stop,) if isinstance(stop, str) else stop)),
+        stop=_texts("stop", given.get("stop", ())),
         seed=given.get("seed"),
         logprobs=given.get("logprobs"),
         timeout_s=given.get("timeout"),
@@ -163,7 +165,7 @@ def make_request(settings: Settings, messages: Messages | str, options: RequestO
     return ChatRequest(
         plain(messages) if isinstance(messages, str) else [_message(one) for one in plain(messages)],
         sampling,
-        documents=tuple(map(encodable, given.get("documents", ()))),
+        documents=_texts("documents", given.get("documents", ())),
         tools=tuple(plain(given.get("tools", ()))),
         tool_choice=plain(given.get("tool_choice", AUTO)),
         parallel_tool_calls=given.get("parallel_tool_calls", True),
@@ -171,9 +173,17 @@ def make_request(settings: Settings, messages: Messages | str, options: RequestO
         grammar=plain(grammar) if isinstance(grammar, Mapping) else grammar,
         chat_template_kwargs=_template_kwargs(settings, given.get("chat_template_kwargs", {})),
         options=resolved(blending, settings.blending),
-        max_retries=given.get("max_retries", 1),
+        max_retries=max_retries,
         conversation=encodable(str(given["conversation"])) if "conversation" in given else None,
     )
+
+
+def _texts(name: str, value: Any) -> tuple[str, ...]:
+    """Return one text, or several, of an option."""
+    texts = (value,) if isinstance(value, str) or not isinstance(value, Iterable) else tuple(value)
+    if not all(isinstance(text, str) for text in texts):
+        raise ConfigError(f"{name} has to be texts, not {value!r}")
+    return tuple(map(encodable, texts))
 
 
 def _message(message: Any) -> dict[str, Any]:

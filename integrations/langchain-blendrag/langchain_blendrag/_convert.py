@@ -101,9 +101,11 @@ def _thinking_of(message: AIMessage) -> str:
     return "".join(str(block.get("reasoning", "")) for block in blocks if block["type"] == "reasoning")
 
 
-def document_texts(messages: Sequence[BaseMessage], documents: Iterable[Document | str]) -> tuple[str, ...]:
+def document_texts(
+    messages: Sequence[BaseMessage], documents: Document | str | Iterable[Document | str]
+) -> tuple[str, ...]:
     """Return the texts known to be in the prompt: those given, and those that tools attached to their
-    answers."""
+    answers. Raises ConfigError for what is no text."""
     attached = [
         one
         for message in messages
@@ -111,7 +113,10 @@ def document_texts(messages: Sequence[BaseMessage], documents: Iterable[Document
         for one in message.artifact
         if isinstance(one, Document)
     ]
-    texts = [one if isinstance(one, str) else one.page_content for one in [*documents, *attached]]
+    given = [documents] if isinstance(documents, str | Document) else documents
+    texts = [one.page_content if isinstance(one, Document) else one for one in [*given, *attached]]
+    if not all(isinstance(text, str) for text in texts):
+        raise ConfigError(f"documents has to be texts or documents, not {documents!r}")
     return tuple(dict.fromkeys(filter(None, (text.strip() for text in texts))))
 
 

@@ -229,6 +229,15 @@ def test_plain_prefill_reuses_nothing(llm: BlendLLM, scripted: Any) -> None:
     assert (on.recipe.options.recompute_ratio, on.recipe.options.selector) == (0.5, "first_k")
 
 
+def test_document_alone_is_one_and_what_is_none_is_named(llm: BlendLLM) -> None:
+    node = TextNode(text="The sea is salt.")
+    for given in ("The sea is salt.", node, NodeWithScore(node=node), [node]):
+        assert llm._call("?", {"documents": given}).request.documents == ("The sea is salt.",)
+    for wrong in (3, [None], [["sea"]]):
+        with pytest.raises(ConfigError, match="documents has to be texts or nodes"):
+            llm._call("?", {"documents": wrong})
+
+
 def test_hint_that_is_not_in_the_prompt_is_reported(llm: BlendLLM) -> None:
     know(llm, LONG)
     response = llm.complete("Hello?", documents=[TextNode(text=LONG)])

@@ -145,3 +145,22 @@ def test_message_of_chat_completions_is_read_in_each_of_its_forms() -> None:
 def test_what_is_no_message_is_named(message: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         made(message)
+
+
+@pytest.mark.parametrize("name", ["stop", "documents"])
+def test_one_text_is_one_and_what_is_none_is_named(name: str) -> None:
+    def given(value: Any) -> Any:
+        options: Any = {name: value}
+        request = make_request(Settings.load(), "Sky?", options)
+        return request.sampling.stop if name == "stop" else request.documents
+
+    assert given("sea") == ("sea",) == given(iter(["sea"]))
+    for wrong in (3, [None], [["sea"]]):
+        with pytest.raises(ConfigError, match=f"{name} has to be texts"):
+            given(wrong)
+
+
+@pytest.mark.parametrize("wrong", [-1, "1", 1.5])
+def test_wrong_number_of_retries_is_named(wrong: Any) -> None:
+    with pytest.raises(ConfigError, match="max_retries"):
+        make_request(Settings.load(), "Sky?", {"max_retries": wrong})

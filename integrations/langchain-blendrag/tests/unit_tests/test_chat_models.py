@@ -13,6 +13,7 @@ from typing import Any
 import httpx2
 import jsonschema
 import pytest
+from langchain_core.documents import Document
 from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import HumanMessage
 from langchain_core.tools import tool
@@ -129,6 +130,14 @@ def test_extra_body_and_model_kwargs_hold_options_of_any_kind() -> None:
     assert (called.sampling.other["top_k"], called.sampling.temperature) == (5, 0.0)
     with pytest.raises(ConfigError, match="one grammar by its kind"):
         request(ChatBlend(extra_body={"structured_outputs": "a+"}))
+
+
+def test_document_alone_is_one_and_what_is_none_is_named() -> None:
+    for given in ("The sea is salt.", Document("The sea is salt."), [Document("The sea is salt.")]):
+        assert request(ChatBlend(), documents=given).documents == ("The sea is salt.",)
+    for wrong in ([None], [["sea"]], [3]):
+        with pytest.raises(ConfigError, match="documents has to be texts or documents"):
+            request(ChatBlend(), documents=wrong)
 
 
 def test_tools_may_be_bound_by_hand() -> None:

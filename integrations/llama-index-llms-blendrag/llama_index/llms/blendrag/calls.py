@@ -13,6 +13,7 @@ from llama_index.core.base.llms.types import ChatMessage, ChatResponse, LogProb
 from llama_index.core.instrumentation import get_dispatcher  # type: ignore[attr-defined]
 from llama_index.core.instrumentation.dispatcher import active_instrument_tags  # type: ignore[attr-defined]
 from llama_index.core.instrumentation.span import active_span_id
+from llama_index.core.schema import BaseNode, NodeWithScore
 
 from blendrag import foreign
 from blendrag.errors import BlendragWarning, ConfigError
@@ -146,13 +147,17 @@ def _conversation(given: Any, default: str | None) -> str | None:
     return next((one for one in named if one is not None), None)
 
 
-def _texts(documents: Iterable[Any]) -> tuple[str, ...]:
-    """Return the texts of documents, which may be given as text, as nodes, or as nodes with a score."""
-    return tuple(
-        text
-        for one in documents
-        for text in ([one] if isinstance(one, str) else node_texts(getattr(one, "node", one), False))
-    )
+def _texts(documents: Any) -> tuple[str, ...]:
+    """Return the texts of documents, which may be given as text, as nodes, or as nodes with a score. Raises
+    ConfigError for anything else."""
+    alone = isinstance(documents, str | BaseNode | NodeWithScore) or not isinstance(documents, Iterable)
+    texts: list[str] = []
+    for one in [documents] if alone else documents:
+        node = one.node if isinstance(one, NodeWithScore) else one
+        if not isinstance(node, str | BaseNode):
+            raise ConfigError(f"documents has to be texts or nodes, not {one!r}")
+        texts += [node] if isinstance(node, str) else node_texts(node, False)
+    return tuple(texts)
 
 
 def _logprobs(answer: Answer) -> list[list[LogProb]]:
