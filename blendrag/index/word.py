@@ -51,9 +51,9 @@ def for_mammoth(archive: zipfile.ZipFile) -> io.BytesIO:
     numbers = _Numbers(trees.values())
     for name, root in trees.items():
         if _local(root) in _READ:
-            for paragraph in root.iter(f"{_W}p"):
-                numbers.write(paragraph)
             _read_whole(root)
+            for paragraph in root.iter(f"{_W}p") if _local(root) == "document" else ():
+                numbers.write(paragraph)
             parts[name] = ElementTree.tostring(root, "utf-8")
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as written:
@@ -177,26 +177,26 @@ class _Numbers:
 
     def write(self, paragraph: Element) -> None:
         """Write a paragraph's number before its text, if it has one."""
-        style = _value(paragraph, "pPr/pStyle")
+        properties, style = paragraph.find(f"{_W}pPr"), _value(paragraph, "pPr/pStyle")
         num, place = self._of(paragraph, style)
         levels = self._levels.get(self._kinds.get(num, ""), {})
-        if place not in levels:
-            return
+        if properties is None or place not in levels or properties.find(f"{_W}rPr/{_W}del") is not None:
+            return  # the last is deleted
         label = self._label(num, place, levels)
-        if not label or levels[place].format == "bullet":
+        if levels[place].format == "bullet":
             return
         named = self._styles.get(style)
         heading = named is not None and _HEADING.fullmatch(_value(named, "name"))
         counted = _COUNTED.fullmatch(label)
-        first = _run(f"{_NUMBER}{counted[1]}{_NUMBER}" if counted and not heading else f"{label} ")
-        properties = paragraph.find(f"{_W}pPr")
-        if properties is not None and not counted:  # no list of Markdown has such numbers
+        if not counted:  # no list of Markdown has such numbers
             for given in properties.findall(f"{_W}numPr"):
                 properties.remove(given)
             none = ElementTree.SubElement(properties, f"{_W}numPr")
             for name in ("ilvl", "numId"):
                 ElementTree.SubElement(none, f"{_W}{name}").set(_VAL, "0")
-        paragraph.insert(0 if properties is None else list(paragraph).index(properties) + 1, first)
+        if label:
+            written = f"{_NUMBER}{counted[1]}{_NUMBER}" if counted and not heading else f"{label} "
+            paragraph.insert(list(paragraph).index(properties) + 1, _run(written))
 
     def _of(self, paragraph: Element, style: str) -> tuple[str, int]:
         """Return the numbered list of a paragraph, its own or its style's, and the level there."""

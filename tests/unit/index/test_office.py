@@ -115,22 +115,30 @@ def test_numbers_of_word_are_those_that_it_shows() -> None:
         level(0, "decimal", "%1.", "Heading1") + level(1, "decimal", "%1.%2", "Heading2"),
         level(0, "decimal", "%1.") + level(1, "lowerLetter", "(%2)") + level(2, "upperRoman", "%3."),
         level(0, "bullet", "•"),
+        level(0, "none", ""),
+        level(0, "decimal", "%1."),
     )
     begun = '<w:lvlOverride w:ilvl="0"><w:startOverride w:val="7"/></w:lvlOverride>'
     numbering = "".join(
         f'<w:abstractNum w:abstractNumId="{id}">{levels}</w:abstractNum>' for id, levels in enumerate(kinds)
     ) + "".join(
         f'<w:num w:numId="{id}"><w:abstractNumId w:val="{kind}"/>{override}</w:num>'
-        for id, kind, override in ((1, 0, ""), (2, 1, ""), (3, 1, begun), (4, 2, ""))
+        for id, kind, override in ((1, 0, ""), (2, 1, ""), (3, 1, begun), (4, 2, ""), (5, 3, ""), (6, 4, ""))
     )
     styles = "".join(
         f'<w:style w:type="paragraph" w:styleId="Heading{n}"><w:name w:val="heading {n}"/><w:pPr><w:numPr>'
         '<w:numId w:val="1"/></w:numPr></w:pPr></w:style>'
         for n in (1, 2)
     )
+    deleted = numbered("gone", 2).replace("</w:pPr>", "<w:rPr><w:del/></w:rPr></w:pPr>").replace("gone", "")
+    inside = f"<w:txbxContent>{numbered('inside', 6)}</w:txbxContent>"
+    forms = f"{CHOICE}<mc:Fallback>{OLD_SHAPE}</mc:Fallback>".replace(BOX, inside)
+    boxed = f"<w:p><w:r><mc:AlternateContent {FORMS}>{forms}</mc:AlternateContent></w:r></w:p>"
+    boxed += numbered("outside", 6)
     body = (
         paragraph("Cranes", "Heading1") + paragraph("Loads", "Heading2") + paragraph("Ropes", "Heading2")
-        + numbered("close", 2) + numbered("valve", 2, 1) + numbered("tap", 2, 1) + numbered("left", 2, 2)
+        + numbered("close", 2) + deleted + numbered("bare", 5) + boxed
+        + numbered("valve", 2, 1) + numbered("tap", 2, 1) + numbered("left", 2, 2)
         + numbered("drain", 2) + paragraph("Wait.") + numbered("go", 2)
         + paragraph("Boats", "Heading1") + numbered("anew", 3) + numbered("then", 3)
         + numbered("any", 4) + paragraph("Oars", "Heading2")
@@ -141,7 +149,8 @@ def test_numbers_of_word_are_those_that_it_shows() -> None:
     }
     assert read_archive(docx(body, **parts)).text.split("\n\n") == [
         "# 1. Cranes", "## 1.1 Loads", "## 1.2 Ropes",
-        "1. close", "(a) valve", "(b) tap", "I. left", "2. drain", "Wait.", "3. go",
+        "1. close", "bare", "1. inside", "2) outside",
+        "(a) valve", "(b) tap", "I. left", "2. drain", "Wait.", "3. go",
         "# 2. Boats", "7. anew\n8. then\n- any", "## 2.1 Oars",
     ]  # fmt: skip
 
