@@ -11,6 +11,8 @@ import math
 import os
 import queue
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
@@ -85,14 +87,17 @@ class _Part:
 
 
 Filled = Callable[[Sequence[Record], Sequence[Tier]], None]
+Timed = Callable[[Tier, int, float], None]
+"""A function that is told how many tokens were loaded from a tier, and in how many seconds, without those of
+waiting for room."""
 
 
 class LayerLoader:
     """The loader of a worker, whose requests follow each other. ``in_flight``: the most layers loaded and not
-    yet used."""
+    yet used. ``timed``: is told of every load that came to its end."""
 
-    def __init__(self, in_flight: int = IN_FLIGHT) -> None:
-        self._in_flight = in_flight
+    def __init__(self, in_flight: int = IN_FLIGHT, timed: Timed | None = None) -> None:
+        self._in_flight, self._timed = in_flight, timed
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="blendrag-loader", initializer=stay_aside)
         self._slots: Slots | None = None
         self._kind: tuple[object, ...] = ()
@@ -119,8 +124,8 @@ class LayerLoader:
             sizes = _rounded(numbers), _rounded(nbytes)
             self._slots = make_slots(count, *sizes, layout.dtype, device, group)
             self._kind = kind
-        ring = _Ring(self._slots, count, group)
-        return _Loading(self._thread, ring, tokens, spans, layout, device, trace, filled)
+        ring, told = _Ring(self._slots, count, group), (trace, filled, self._timed)
+        return _Loading(self._thread, ring, tokens, spans, layout, device, *told)
 
     @property
     def thread(self) -> Executor:
@@ -152,10 +157,12 @@ class _Loading(StoredLayers):
         device: torch.device,
         trace: Trace,
         filled: Filled | None,
+        timed: Timed | None,
     ) -> None:
         self._thread, self._slots, self._count, self._group = thread, ring.slots, ring.count, ring.group
         self._first = 0
         self._spans, self._layout, self._trace, self._filled = spans, layout, trace, filled
+        self._timed, self._read_s, self._decode_s = timed, dict[Tier, float](), 0.0
         self._parts = _Part.all_of(spans)
         self._shape = (2, tokens, len(layout.own), layout.size)
         self._numbers = math.prod(self._shape)
@@ -236,6 +243,8 @@ class _Loading(StoredLayers):
                     if self._stopped:  # close() wakes it only once, whatever it waits for
                         return
                 self._load(first, first + count)
+            if self._timed is not None:
+                self._tell(self._timed)
             if self._filled is not None:
                 with suppress(Exception):  # what is not kept in a faster tier is read again the next time
                     self._fill(first_layer, self._filled)
@@ -249,9 +258,20 @@ class _Loading(StoredLayers):
     def _load(self, first: int, last: int) -> None:
         name = f"layer {first}" if last - first == 1 else f"layers {first}-{last - 1}"
         with self._trace.span("load", name):
-            self._slots.fill(self._slot(first), self._read(first, last), self._decode)
+            rows = self._read(first, last)
+            begin = time.perf_counter()
+            self._slots.fill(self._slot(first), rows, self._decode)
             for layer in range(first, last):
                 self._ready.put(layer)
+            self._decode_s += time.perf_counter() - begin
+
+    def _tell(self, timed: Timed) -> None:
+        """Tell what each tier took. Decoding is every token's alike."""
+        tokens: Counter[Tier] = Counter()
+        for span in self._spans:
+            tokens[span.opened.tier] += span.opened.head.tokens
+        for tier, count in tokens.items():
+            timed(tier, count, self._read_s[tier] + self._decode_s * count / tokens.total())
 
     def _decode(self, rows: Sequence[torch.Tensor], numbers: torch.Tensor) -> None:
         """Decode some layers' rows of every part to the beginning of each layer's ``numbers``."""
@@ -269,6 +289,7 @@ class _Loading(StoredLayers):
         rows: dict[int, torch.Tensor] = {}
         for tier, members in self._by_tier():
             wanted = [self._parts[at].read(first, last, self._into(at, first, last)) for at in members]
+            begin = time.perf_counter()
             try:
                 answers = tier.read(wanted)
                 for one, read in zip(wanted, answers, strict=True):
@@ -284,6 +305,7 @@ class _Loading(StoredLayers):
                 if kept is not None and read.data_ptr() != kept[first].data_ptr():
                     kept[first:last] = read
                 rows[at] = read
+            self._read_s[tier] = self._read_s.get(tier, 0.0) + time.perf_counter() - begin
         return [rows[at] for at in range(len(self._parts))]
 
     def _into(self, at: int, first: int, last: int) -> torch.Tensor:

@@ -41,7 +41,7 @@ class PlannedPrompt:
         mode, plain, again = self._mode(report), self.plain, 0
         if report.fallback:
             plain = plain or f"fell back to plain prefill: {report.fallback}"
-            report = BlendReport(prefix=report.prefix)
+            report = BlendReport(prefix=report.prefix, exact=report.exact)
         elif self.recipe is not None:  # documents that the prefix cache had
             prefix = report.prefix
             again = sum(min(length, max(0, prefix - start)) for _, start, length in self.recipe.spans)

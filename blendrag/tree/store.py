@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,14 +80,20 @@ class NodeStore:
         return kept
 
     def load(
-        self, nodes: Sequence[tuple[str, Sequence[int]]], *, use: bool = True
+        self,
+        nodes: Sequence[tuple[str, Sequence[int]]],
+        *,
+        use: bool = True,
+        allow: Callable[[Sequence[Tier]], None] = lambda tiers: None,
     ) -> list[tuple[Record, Tier]]:
         """Return the records of consecutive nodes of a path, verified, and the tiers they were in. nodes:
-        (key, all token ids up to its end) of each. use: whether they count as used. Raises NodeMissingError
-        if one cannot be had."""
+        (key, all token ids up to its end) of each. use: whether they count as used. allow: is told of the
+        tiers before anything is read, and may raise. Raises NodeMissingError if one cannot be had."""
         opened = self.kv.open_records(nodes, use=use)
         records: list[tuple[Record, Tier]] = []
         try:
+            if all(isinstance(one, Opened) for one in opened):
+                allow([one.tier for one in opened if isinstance(one, Opened)])
             for one, (key, ids) in zip(opened, nodes, strict=True):
                 if isinstance(one, Miss):
                     raise NodeMissingError(f"{key} is {one.reason}")

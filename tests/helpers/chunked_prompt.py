@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -23,11 +24,11 @@ BLOCK_IDS = [7, 3, 12, 0, 9, 30, 1, 5]
 
 
 class ChunkedPrompt:
-    """Three chunks between other tokens."""
+    """Chunks, three if nothing else is said, between other tokens."""
 
-    def __init__(self, layers: int) -> None:
+    def __init__(self, layers: int, lengths: Sequence[int] = TOKENS) -> None:
         self.identity = KVIdentity("small", "weights-1", "float32", layers, KV_HEADS, SIZE)
-        self.chunks = [make_chunk(n, count, torch.float32, self.identity) for n, count in enumerate(TOKENS)]
+        self.chunks = [make_chunk(n, count, torch.float32, self.identity) for n, count in enumerate(lengths)]
         self.ids, self.spans = list(range(20)), list[tuple[str, int, int]]()
         for chunk in self.chunks:
             self.spans.append((chunk.key, len(self.ids), len(chunk.token_ids)))

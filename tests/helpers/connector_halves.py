@@ -14,11 +14,13 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
+from blendrag.control.guard import LoadGuard
 from blendrag.engine.blend.blends import Blends
 from blendrag.engine.client.launch import connector_args
 from blendrag.engine.forward.prompt_forward import LoadedModel
 from blendrag.engine.forward.ranks import ALONE
 from blendrag.engine.forward.slices import Pace, Sliced, StepClock
+from blendrag.engine.guard.prefill_times import GuardTimes
 from blendrag.engine.hooks import Reports
 from blendrag.engine.prefixes.exact_prefixes import ExactPrefixes
 from blendrag.engine.wire.recipe import BlendOrder
@@ -89,6 +91,7 @@ def plane(
     start: Callable[[BlendOrder, Pace], Sliced],
     load: Callable[[Any], Any] = lambda order: None,
     share: float = 1.0,
+    guard: LoadGuard | None = None,
 ) -> Any:
     """What a worker's half is bound to. start: blends. load: loads nodes of exact prefixes."""
 
@@ -100,6 +103,10 @@ def plane(
         def load(self, order: Any) -> Any:
             return load(order)
 
-    model = LoadedModel(_NOTHING, _CPU, ALONE)
-    hooks = [Loaded(_CPU, "", _NOTHING), Blended(model, _NOTHING, StepClock(), share, [])]
+    guard, model = guard or LoadGuard(), LoadedModel(_NOTHING, _CPU, ALONE)
+    hooks = [
+        GuardTimes(guard),
+        Loaded(_CPU, "", _NOTHING, guard),
+        Blended(model, _NOTHING, StepClock(), share, [], guard),
+    ]
     return SimpleNamespace(hooks=hooks, tiers=[], reports=Reports())

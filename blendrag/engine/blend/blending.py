@@ -17,6 +17,7 @@ import xxhash
 
 from blendrag.control.choose import ChunkCost, Controller, Decision
 from blendrag.control.estimate import Estimator
+from blendrag.control.guard import LoadGuard
 from blendrag.engine.blend.fused_prefill import FusedPrefill
 from blendrag.engine.blend.question_pass import QuestionPass
 from blendrag.engine.blend.stored_kv import StoredKV
@@ -40,7 +41,7 @@ from blendrag.ranges import write_ranges
 from blendrag.select import CachedTokens, Selector, make_selector
 from blendrag.store.kv_reader import KVReader
 from blendrag.store.record import Miss
-from blendrag.store.tiers import Opened
+from blendrag.store.tiers import Opened, Tier
 
 WITHOUT_QUESTION = "gradual"  # the best selector that needs no question (docs/results.md)
 
@@ -91,11 +92,14 @@ class RequestBlend:
         pace: Pace,
         note: Note | None = None,
         choices: Choices | None = None,
+        guard: LoadGuard | None = None,
     ) -> None:
-        """Prepare the blend. note: is told of queries. choices: those made for earlier prompts."""
+        """Prepare the blend. note: is told of queries. choices: those made for earlier prompts. guard: may
+        refuse it."""
         self._model, self._loader, self._kv, self._order = model, loader, kv, order
         self._estimate, self._pace, self._note_queries = estimate, pace, note
         self._choices = Choices() if choices is None else choices
+        self._guard = LoadGuard() if guard is None else guard
         self._chosen = self._choices.of(order) if order.written else None
         self._options = order.recipe.options
         self._trace = Trace(self._options.trace)
@@ -128,6 +132,9 @@ class RequestBlend:
         failure: Exception | None
         while True:
             chunks = self._worth_loading((yield from self._chunks(lost)))
+            if (why := self._ranks.choose(self._refused(chunks))) is not None:
+                self._close_all_but((), chunks)
+                return BlendReport.refused(why, self._order.written, 1e3 * self._opened_s)
             try:
                 with self._ranks.together(_NoRoomError):
                     report = yield from self._recompute(chunks)
@@ -253,6 +260,15 @@ class RequestBlend:
         self._close_all_but(there + kept, chunks)
         return there + kept
 
+    def _refused(self, chunks: list[Chunk]) -> str | None:
+        """Return why the guard would have the engine prefill the prompt instead of loading these chunks."""
+        loads: Counter[Tier] = Counter()
+        left = 0
+        for span, opened in chunks:
+            loads[opened.tier] += opened.head.tokens
+            left += max(0, span.end - max(span.start, self._order.written))
+        return self._guard.refuses(loads, left)
+
     def _decide(self, controller: Controller, costs: Sequence[ChunkCost], fresh: int) -> Decision | str:
         """Return the controller's decision, or why there is none: its advice is not worth a request."""
         options = self._order.recipe.options
@@ -297,6 +313,7 @@ class RequestBlend:
         )
         recomputed, computed = yield from self._fuse(chunks, forward, selector, begin, reads)
         watch = forward.watch
+        self._guard.computed(watch.rows / model.decoder.num_layers, watch.total_s - watch.load_s)
         spent = {"load": watch.load_s, "select": watch.select_s}
         return BlendReport(
             prefix=begin,

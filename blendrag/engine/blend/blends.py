@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from blendrag.control.guard import LoadGuard
 from blendrag.engine.blend.blending import Choices, RequestBlend
 from blendrag.engine.forward.indices import Ints
 from blendrag.engine.forward.prompt_forward import LoadedModel
@@ -18,7 +19,7 @@ from blendrag.load.loader import LayerLoader
 
 class Blends(WorkerHook):
     """The blends of one loaded model. store: finds an open one. share: of an engine step, at most. hooks: the
-    halves of all mechanisms, which may take part in a blend."""
+    halves of all mechanisms, which may take part in a blend. guard: refuses what is sooner prefilled."""
 
     name = "blend"
 
@@ -29,9 +30,10 @@ class Blends(WorkerHook):
         clock: StepClock,
         share: float,
         hooks: Sequence[WorkerHook],
+        guard: LoadGuard,
     ) -> None:
         self._model, self._store, self._clock, self._share, self._hooks = model, store, clock, share, hooks
-        self._loader, self._choices = LayerLoader(), Choices()
+        self._loader, self._choices, self._guard = LayerLoader(timed=guard.loaded), Choices(), guard
         self._queue = BlendQueue(self.blend, model.ranks)
 
     def bring(self, step: Step) -> list[Finished]:
@@ -71,8 +73,10 @@ class Blends(WorkerHook):
             for note in notes:
                 note(layer, positions, query)
 
-        told = opened.estimate, pace, note_queries if notes else None, self._choices
+        told = opened.estimate, pace, note_queries if notes else None, self._choices, self._guard
         report = yield from self.blend_of(order)(self._model, self._loader, opened.kv, order, *told).run()
+        if report.fallback:  # what is in memory by the next time is not refused
+            opened.prefetcher.begin(wanted)
         for finish in endings:
             report = finish(report)
         return report

@@ -109,6 +109,11 @@ class SchedulerRequest:
         tokens: int = self.request.num_computed_tokens
         return tokens
 
+    @property
+    def answered(self) -> bool:
+        """Return whether its first token is known."""
+        return bool(self.request.num_output_tokens)
+
     def ids(self, end: int) -> list[int]:
         """Return its first ``end`` token ids."""
         return list(self.request.all_token_ids[:end])

@@ -76,11 +76,12 @@ class PromptTokens:
 
 
 class Stopwatch:
-    """A blend's seconds by activity, without pauses. load_s: waiting for stored KV, moving it, writing it."""
+    """A blend's seconds by activity, without pauses. load_s: waiting for stored KV, moving it, writing it.
+    rows: that were computed, of all layers."""
 
     def __init__(self) -> None:
         self.load_s = self.select_s = 0.0
-        self.slices = 1
+        self.slices, self.rows = 1, 0
         self._before, self._since = 0.0, time.perf_counter()
 
     @property
@@ -157,6 +158,7 @@ class PromptForward:
             self._places.clear()
         parts: list[Rows] = []
         at, count = 0, len(rows)
+        self.watch.rows += count
         while at < count:  # ascending, so that what a piece attends to is written
             end = at + self._piece(count - at, check)
             if ends is not None:

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from blendrag.control.guard import LoadGuard
 from blendrag.engine.forward.blocks import KVBlocks
 from blendrag.engine.forward.slices import Finished
 from blendrag.engine.hooks import Blending, Step, WorkerHook
@@ -32,14 +33,21 @@ _MOST_WAITING = 1 << 29  # bytes of nodes that wait to be stored, apart from the
 _log = logging.getLogger(__name__)
 
 
+class _RefusedError(Exception):
+    """The guard refuses to load a path: the message says why."""
+
+
 class ExactPrefixes(WorkerHook):
     """The exact prefixes of one loaded model. ``writer`` stores what was copied out, and deletes after that.
-    owner: whether this engine stores."""
+    guard: refuses what is sooner prefilled. owner: whether this engine stores."""
 
     name = "prefixes"
 
-    def __init__(self, cache: KVBlocks, dtype: str, writer: Executor, *, owner: bool = True) -> None:
+    def __init__(
+        self, cache: KVBlocks, dtype: str, writer: Executor, guard: LoadGuard, *, owner: bool = True
+    ) -> None:
         self._cache, self._dtype, self._writer, self._owner = cache, dtype, writer, owner
+        self._guard = guard
         self._trees: dict[str, NodeStore] = {}
         self._waiting: dict[Future[bool], int] = {}  # bytes by write
         self._spoiled: set[str] = set()  # requests whose KV may depend on blocks that could not be loaded
@@ -48,6 +56,8 @@ class ExactPrefixes(WorkerHook):
         for order in step.of(self.name).claims:
             try:
                 report = self.load(order)
+            except _RefusedError as why:
+                yield Finished(order, BlendReport.refused(str(why), order.written))
             except Exception as error:
                 yield Finished(order, error)
             else:
@@ -116,8 +126,8 @@ class ExactPrefixes(WorkerHook):
     def load(self, order: NodeLoad) -> BlendReport | None:
         """Put a path's nodes into a request's blocks, except what is written there, and return the report
         that travels back. None for an order without tokens, which only says that they were used: nobody waits
-        for it, so it never fails. Raises NodeMissingError, KeyError for a closed tree, and the device's
-        errors."""
+        for it, so it never fails. Raises _RefusedError, NodeMissingError, KeyError for a closed tree, and the
+        device's errors."""
         if not order.token_ids:
             if tree := self._trees.get(order.tree):
                 tree.used([*(key for key, _ in order.nodes), *filter(None, [order.state])])
@@ -127,7 +137,16 @@ class ExactPrefixes(WorkerHook):
         starts = [0, *(end for _, end in order.nodes)]
         wanted = [at for at, (_, end) in enumerate(order.nodes) if end > order.written]
         nodes = [(key, order.token_ids[:end]) for key, end in order.nodes]
-        found = tree.load(nodes[wanted[0] :], use=order.use)
+        lengths = [starts[at + 1] - starts[at] for at in wanted]
+
+        def allow(tiers: Sequence[Tier]) -> None:
+            loads: Counter[Tier] = Counter()
+            for tier, tokens in zip(tiers, lengths, strict=True):
+                loads[tier] += tokens
+            if why := self._guard.refuses(loads, len(order.token_ids) - order.written):
+                raise _RefusedError(why)
+
+        found = tree.load(nodes[wanted[0] :], use=order.use, allow=allow)
         if order.use:
             tree.used([key for key, _ in order.nodes[: wanted[0]]])
         if (states := self._cache.states) is not None:
@@ -149,12 +168,15 @@ class ExactPrefixes(WorkerHook):
                 self._cache.write_blocks(
                     [order.block_ids[block] for block in blocks[skip:count]], rows.flatten(1)
                 )
-        spent = 1e3 * (time.perf_counter() - begin)
+        spent = time.perf_counter() - begin
+        tiers = {tier for _, tier in found}
+        if len(tiers) == 1:  # of several, no one knows which took how long
+            self._guard.loaded(tiers.pop(), sum(lengths), spent)
         return BlendReport(
             prefix=order.written,
             exact=len(order.token_ids) - order.written,
             tiers=dict(Counter(tier.name for _, tier in found)),
-            ms={"load": spent, "select": 0.0, "recompute": 0.0},
+            ms={"load": 1e3 * spent, "select": 0.0, "recompute": 0.0},
         )
 
     def put_head(self, order: BlendOrder) -> tuple[BlendOrder, BlendReport | None]:
@@ -175,7 +197,7 @@ class ExactPrefixes(WorkerHook):
         )
         try:
             report = self.load(load)
-        except (NodeMissingError, KeyError) as error:
+        except (_RefusedError, NodeMissingError, KeyError) as error:
             _log.info("a prompt is blended from its beginning: %s", error)
             return order, None
         return replace(order, written=len(ids)), report

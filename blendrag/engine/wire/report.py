@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 
 from blendrag.load.trace import Event
 
-Cause = Literal["recipe", "salt", "memory", "error"]
+Cause = Literal["recipe", "salt", "memory", "loading", "error"]
 
 # Increments, a level, or observations, by metric and value of its label. Plain data, as vLLM sends it.
 Tally = dict[str, dict[str, Any]]
@@ -98,6 +98,12 @@ class BlendReport(PrefillFacts):
         """Return the report of a request whose blend raised this error."""
         cause: Cause = "memory" if out_of_memory(error) else "error"
         return cls(prefix=prefix, fallback=f"{type(error).__name__}: {error}", cause=cause)
+
+    @classmethod
+    def refused(cls, why: str, prefix: int, load_ms: float = 0.0) -> Self:
+        """Return the report of a request that is not loaded, since prefilling is sooner done."""
+        ms = {"load": load_ms, "select": 0.0, "recompute": 0.0}
+        return cls(prefix=prefix, fallback=why, cause="loading", ms=ms)
 
     def evicted(self, eviction: Eviction) -> Self:
         """Return this report with what was done with the prompt's KV."""

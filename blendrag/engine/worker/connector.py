@@ -30,6 +30,7 @@ from blendrag.engine.compat.connector import (
 )
 from blendrag.engine.compat.platform import front_end_in_rust
 from blendrag.engine.compat.states import StateBlocks, StateGroups
+from blendrag.engine.guard.prefill_times import PrefillTimes
 from blendrag.engine.hooks import Asked, SchedulerHook, Step
 from blendrag.engine.prefixes.prefix_claims import PrefixClaims
 from blendrag.engine.prefixes.reordering import ReorderedClaims
@@ -54,8 +55,9 @@ def _hooks(transfer: Transfer, states: StateBlocks | None) -> list[SchedulerHook
     window = int(transfer.options.get("reorder_window", 0))
     exact = [*([ReorderedClaims(window)] if window else []), PrefixClaims(states=states)]
     if states:
-        return exact
-    return [BlendClaims(transfer.block_size, salted=transfer.prefix_caching), *exact, BlockFreeing()]
+        return [PrefillTimes(), *exact]
+    blends = BlendClaims(transfer.block_size, salted=transfer.prefix_caching)
+    return [PrefillTimes(), blends, *exact, BlockFreeing()]
 
 
 @dataclass
@@ -226,16 +228,18 @@ class BlendConnector(KVConnectorBase_V1):
     def _finish(self, order: Any, outcome: BlendReport | Exception | None) -> None:
         if isinstance(outcome, Exception):  # in any case, the engine's own prefill gives the right answer
             self._failures.log(outcome)
-            self._fail(order)
             outcome = BlendReport.failed(outcome, order.written)
         if outcome is not None:
+            if outcome.fallback:
+                self._fail(order, outcome.prefix + outcome.exact)
             self._reports[order.request_id] = outcome
         if order.token_ids:  # otherwise nobody waits for it
             self._arrived.add(order.request_id)
 
-    def _fail(self, order: Any) -> None:
-        """Note what has to be computed in place of what the order should have brought."""
-        self._failed_blocks.update(order.block_ids[order.written // self._block_size :])
+    def _fail(self, order: Any, there: int) -> None:
+        """Note what has to be computed in place of what the order should have brought: all but the first
+        tokens that are ``there``."""
+        self._failed_blocks.update(order.block_ids[there // self._block_size :])
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         """Return None for what was sent, and the requests that were received: those whose blend has ended,
@@ -313,7 +317,7 @@ class StatesConnector(BlendConnector, SupportsHMA):
     ) -> tuple[bool, dict[str, Any] | None]:
         return self.request_finished(request, [])
 
-    def _fail(self, order: Any) -> None:
+    def _fail(self, order: Any, there: int) -> None:
         self._failed.add(order.request_id)  # blocks of several groups have no common numbers
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> Any:

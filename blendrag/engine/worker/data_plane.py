@@ -7,12 +7,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any, ClassVar
 
+from blendrag.control.guard import LoadGuard
 from blendrag.engine.blend.blends import Blends
 from blendrag.engine.budget.compression import Compression
 from blendrag.engine.forward.blocks import KVBlocks
 from blendrag.engine.forward.prompt_forward import LoadedModel
 from blendrag.engine.forward.ranks import ALONE, Ranks
 from blendrag.engine.forward.slices import StepClock
+from blendrag.engine.guard.prefill_times import GuardTimes
 from blendrag.engine.hooks import Reports, WorkerHook
 from blendrag.engine.ingest.ingest import Ingest
 from blendrag.engine.jobs import Jobs
@@ -25,15 +27,17 @@ class Plane:
     """The mechanisms of a worker, and what they share. Methods run on the worker's own thread, between or
     inside engine steps, and on all ranks alike."""
 
+    guard_type: ClassVar[type[LoadGuard]] = LoadGuard
+
     def __init__(self, dtype: str, ranks: Ranks, share: float, *, owner: bool) -> None:
         """Begin without any. owner: whether this engine stores; of data parallel engines the first one does,
         and all read."""
         self.dtype, self.ranks, self.share, self.owner = dtype, ranks, share, owner
-        self.clock, self.reports = StepClock(), Reports()
+        self.clock, self.reports, self.guard = StepClock(), Reports(), self.guard_type()
         self.jobs = Jobs(self.clock, share, ranks)
         self.writer = ThreadPoolExecutor(1, thread_name_prefix="blendrag-writer")
         self.stores = Stores(ranks, dtype, owner, self._closing)
-        self.hooks: list[WorkerHook] = []
+        self.hooks: list[WorkerHook] = [GuardTimes(self.guard)]
 
     def operations(self) -> dict[str, Callable[..., Any]]:
         """Return what a client may call by name, with plain data."""
@@ -44,7 +48,7 @@ class Plane:
 
     def keep_prefixes(self, blocks: KVBlocks) -> WorkerHook:
         """Return the mechanism that keeps exact prefixes of what is in these blocks."""
-        return ExactPrefixes(blocks, self.dtype, self.writer, owner=self.owner)
+        return ExactPrefixes(blocks, self.dtype, self.writer, self.guard, owner=self.owner)
 
     def _closing(self, store: str) -> None:
         with ExitStack() as stack:  # one's error keeps no other in the store
@@ -94,7 +98,9 @@ HOOKS: Sequence[Callable[[DataPlane], WorkerHook]] = (
     lambda plane: Compression.of(
         plane.model.decoder, plane.model.cache, plane.model.ranks.size, plane.reports
     ),
-    lambda plane: plane.blends(plane.model, plane.stores.get, plane.clock, plane.share, plane.hooks),
+    lambda plane: plane.blends(
+        plane.model, plane.stores.get, plane.clock, plane.share, plane.hooks, plane.guard
+    ),
     lambda plane: Ingest(plane.model, plane.stores, plane.writer, owner=plane.owner),
 )
 """The worker's halves of all mechanisms. In a step, they come in this order."""

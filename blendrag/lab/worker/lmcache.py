@@ -7,11 +7,13 @@ that is missing is computed.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
+from blendrag.control.guard import LoadGuard
 from blendrag.engine.blend.blending import Chunk, RequestBlend
 from blendrag.engine.blend.blends import Blends
 from blendrag.engine.forward.indices import Ints
@@ -20,6 +22,7 @@ from blendrag.engine.wire.recipe import BlendOrder
 from blendrag.engine.worker.data_plane import DataPlane
 from blendrag.options import BlendOptions
 from blendrag.select import Selector
+from blendrag.store.tiers import Tier
 
 LMCACHE = "lmcache"
 
@@ -31,10 +34,17 @@ class LabBlends(Blends):
         return LMCacheBlend if order.recipe.options.selector == LMCACHE else RequestBlend
 
 
+class NoGuard(LoadGuard):
+    """A guard that refuses nothing: what loading takes is what is measured."""
+
+    def refuses(self, loads: Mapping[Tier, int], tokens: int) -> str | None:
+        return None
+
+
 class LabDataPlane(DataPlane):
     """A data plane with the laboratory's blends."""
 
-    blends = LabBlends
+    blends, guard_type = LabBlends, NoGuard
 
 
 class LMCacheBlend(RequestBlend):

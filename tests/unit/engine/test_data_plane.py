@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -14,6 +15,7 @@ from blendrag.engine.compat.connector import KVConnectorRole
 from blendrag.engine.forward.slices import exhaust
 from blendrag.engine.hooks import Orders, Step
 from blendrag.engine.wire.recipe import BlendOrder, EvictionOrder, Recipe
+from blendrag.engine.wire.report import BlendReport
 from blendrag.engine.worker.connector import BlendConnector, BlendReports
 from blendrag.engine.worker.data_plane import DataPlane
 from blendrag.options import BlendOptions
@@ -78,6 +80,55 @@ def test_chunks_that_a_client_ingests_are_blended_and_the_prompt_is_evicted(
     _, said = step(connector, budget=Orders(others=[order]))
     assert said is not None
     assert operations["report"]("ticket").kv_whole == said.said["budget"]["r"].whole != WHOLE
+
+
+def opened(plane: DataPlane, prompt: ChunkedPrompt, root: Path, *tiers: dict[str, Any]) -> str:
+    """The id of a store in these tiers, with the prompt's chunks."""
+    register(root, prompt.chunks, identity=prompt.identity)
+    store: str = plane.operations()["open_store"](str(root), asdict(prompt.identity), tiers)
+    exhaust(plane.operations()["ingest"](store, [(one.key, one.token_ids, (), "") for one in prompt.chunks]))
+    exhaust(plane.operations()["flush"](store))
+    return store
+
+
+def blended(connector: BlendConnector, store: str, prompt: ChunkedPrompt) -> BlendReport:
+    recipe = Recipe(store, tuple(prompt.spans), BlendOptions())
+    _, said = step(connector, blend=Orders([BlendOrder("r", "ticket", prompt.ids, BLOCK_IDS, 0, recipe)]))
+    for _ in range(100):
+        if said is not None:
+            return said.reports["r"]
+        _, said = step(connector)
+    raise AssertionError("the blend does not end")
+
+
+def test_prompt_whose_chunks_are_sooner_prefilled_than_loaded_is_left_to_the_engine(
+    plane: DataPlane, connector: BlendConnector, tmp_path: Path
+) -> None:
+    prompt = ChunkedPrompt(LAYERS, (300, 250))
+    store = opened(plane, prompt, tmp_path / "index", {"kind": "disk", "throttle": 1_000_000})
+    for _ in range(3):
+        report = blended(connector, store, prompt)
+        assert report.tiers == {"disk": 2}, report
+        assert not connector.get_block_ids_with_load_errors()
+    report = blended(connector, store, prompt)
+    assert report.cause == "loading" and "550 tokens from disk" in str(report.fallback)
+    assert connector.get_block_ids_with_load_errors() == set(BLOCK_IDS)
+
+
+def test_refused_chunks_are_in_memory_the_next_time(
+    plane: DataPlane, connector: BlendConnector, tmp_path: Path
+) -> None:
+    prompt = ChunkedPrompt(LAYERS, (300, 250))
+    tiers = {"kind": "ram", "bytes": 1 << 24}, {"kind": "disk"}
+    store = opened(plane, prompt, tmp_path / "index", *tiers)
+    plane.stores.get(store).kv.empty_ram()
+    plane.guard.prefilled(300, 0.001)
+    for _ in range(3):
+        plane.guard.loaded(plane.stores.tiers[1], 300, 3000.0)
+    assert blended(connector, store, prompt).cause == "loading"
+    while plane.stores.get(store).prefetcher.stats()["read"] < 2:
+        time.sleep(0.01)
+    assert blended(connector, store, prompt).tiers == {"ram": 2}
 
 
 def test_what_cannot_be_blended_is_left_to_the_engine(connector: BlendConnector) -> None:

@@ -4,6 +4,7 @@ connector, and a runner that counts as vLLM's second one does."""
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
+from blendrag.control.guard import LoadGuard
 from blendrag.engine.compat import connector as scheduling
 from blendrag.engine.compat.connector import KVConnectorRole
 from blendrag.engine.compat.requests import SamplingParams
@@ -30,6 +32,8 @@ from blendrag.engine.worker import connector
 from blendrag.engine.worker.connector import BlendConnector
 from blendrag.errors import StoreError
 from blendrag.settings import Settings
+from blendrag.store.tiers import RamTier, TierSpec
+from stores import LAYOUT
 from tests.helpers.connector_halves import BLOCKS, PROMPT, Runner, engine_config, plane
 
 ANSWER = 6
@@ -53,17 +57,18 @@ def request() -> Request:
     return Request("one", list(range(PROMPT)), params, None)
 
 
-def answer(config: Any, blend: Any) -> tuple[list[int], dict[str, Any]]:
-    """The tokens of a request whose blend does this, and what the engine says of it."""
+def answer(config: Any, blend: Any, guard: LoadGuard | None = None) -> tuple[list[int], dict[str, Any]]:
+    """The tokens of a request whose blend does this, and what the engine says of it. guard: the worker's."""
     scheduler = AsyncScheduler(config, BLOCKS, StructuredOutputManager(config), block_size=128)
     runner = Runner(BlendConnector(config, KVConnectorRole.WORKER, BLOCKS))
 
     def start(order: BlendOrder, pace: Pace) -> Sliced:
         report = yield from blend(pace)
-        runner.there[order.request_id] = set(range(len(order.token_ids)))
+        end = report.prefix + report.exact if report.fallback else len(order.token_ids)
+        runner.there[order.request_id] = set(range(end))
         return report
 
-    runner.connector.bind(plane(start))
+    runner.connector.bind(plane(start, guard=guard))
     scheduler.add_request(request())
     steps: deque[tuple[Any, ModelRunnerOutput]] = deque()
     tokens: list[int] = []
@@ -98,6 +103,13 @@ def fails_in_a_layer(pace: Pace) -> Sliced:
     raise MemoryError("out of memory")
 
 
+def is_refused(pace: Pace) -> Sliced:
+    """Behind an exact prefix that was loaded before."""
+    if pace.pause(1):
+        yield
+    return replace(BlendReport.refused("loading is slow", 130), prefix=0, exact=130)
+
+
 RIGHT = [*range(PROMPT, PROMPT + ANSWER)]
 
 
@@ -111,6 +123,23 @@ def test_failed_blend_neither_loses_nor_invents_a_token(config: Any, blend: Any,
     tokens, said = answer(config, blend)
     assert tokens == RIGHT
     assert said["blendrag"]["cause"] == cause and said["blendrag"]["fallback"]
+
+
+def test_prompt_that_is_refused_is_prefilled_behind_what_is_there(config: Any) -> None:
+    tokens, said = answer(config, is_refused)
+    assert tokens == RIGHT
+    assert said["blendrag"]["cause"] == "loading" and said["blendrag"]["exact"] == 130
+
+
+@pytest.mark.parametrize(("blend", "timed"), [(succeeds, False), (is_refused, False), (fails_at_once, True)])
+def test_guard_hears_of_prefills_of_the_engine_that_are_long_enough(
+    config: Any, blend: Any, timed: bool
+) -> None:
+    guard, slow = LoadGuard(), RamTier(TierSpec(kind="ram"), LAYOUT)
+    for _ in range(3):
+        guard.loaded(slow, 300, 3000.0)
+    answer(config, blend, guard)
+    assert bool(guard.refuses({slow: 300}, 300)) == timed
 
 
 def test_blend_is_claimed_asynchronously_and_leaves_a_cpu_its_last_rows(
@@ -171,7 +200,7 @@ def test_growth_is_not_counted_as_requests(config: Any, grows: bool) -> None:
 
 def test_tree_is_refused_to_data_parallel_engines() -> None:
     nothing: Any = None
-    reader = ExactPrefixes(nothing, "", nothing, owner=False)
+    reader = ExactPrefixes(nothing, "", nothing, nothing, owner=False)
     with pytest.raises(StoreError, match="data parallel"):
         reader.operations["open_tree"]("folder", {}, [])
 

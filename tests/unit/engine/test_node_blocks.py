@@ -17,7 +17,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from blendrag.control.guard import LoadGuard
 from blendrag.engine.forward.paged import PagedCache
+from blendrag.engine.hooks import Orders, Step
 from blendrag.engine.prefixes import exact_prefixes
 from blendrag.engine.prefixes.exact_prefixes import ExactPrefixes, behind
 from blendrag.engine.wire.prefixes import NodeLoad, NodeSave
@@ -33,10 +35,10 @@ BLOCK, BLOCKS = 4, 40
 STACK = [{"kind": "ram", "bytes": 1 << 22}]
 
 
-def make_cache(dtype: torch.dtype = torch.float32) -> PagedCache:
+def make_cache(dtype: torch.dtype = torch.float32, blocks: int = BLOCKS) -> PagedCache:
     """[blocks, block_size, 4] in each of two layers; the second lies otherwise in memory."""
-    one = torch.randn(BLOCKS, BLOCK, 4).to(dtype)
-    other = torch.randn(BLOCK, 4, BLOCKS).to(dtype).permute(2, 0, 1)
+    one = torch.randn(blocks, BLOCK, 4).to(dtype)
+    other = torch.randn(BLOCK, 4, blocks).to(dtype).permute(2, 0, 1)
     return PagedCache([SimpleNamespace(kv_cache=one), SimpleNamespace(kv_cache=other)], None, BLOCK)
 
 
@@ -49,7 +51,7 @@ def tokens_of(cache: PagedCache, blocks: Sequence[int], count: int) -> list[torc
 def opened(cache: PagedCache) -> Iterator[tuple[ExactPrefixes, Tree]]:
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(1) as writer:
         tree, _ = Tree.open(Path(folder), IDENTITY)
-        prefixes = ExactPrefixes(cache, "float32", writer)
+        prefixes = ExactPrefixes(cache, "float32", writer, LoadGuard())
         assert prefixes.open(folder, asdict(IDENTITY), STACK) == folder
         yield prefixes, tree
         prefixes.close()
@@ -126,6 +128,27 @@ def path(*lengths: int) -> tuple[tuple[int, ...], Nodes]:
         at += length
     ids = tuple(range(at + 3))
     return ids, path_of(IDENTITY, ids, documents)
+
+
+def test_path_that_is_sooner_prefilled_than_loaded_is_left_to_the_engine() -> None:
+    ids, nodes = path(200, 198)
+    cache = make_cache(blocks=210)
+    one, other = list(range(101)), list(range(101, 202))
+    with opened(cache) as (prefixes, tree):
+        save(prefixes, tree, nodes, ids, one)
+        before = [layer.kv_cache.clone() for layer in cache.attentions]
+        for _ in range(3):
+            assert load(prefixes, nodes, ids, other, 0) is not None
+        prefixes._guard.prefilled(400, 1e-9)
+        named = tuple((node.key, node.end) for node in nodes)
+        order = NodeLoad("r", "t", next(iter(prefixes._trees)), named, ids[:400], list(range(101)), 8)
+        [(_, report)] = prefixes.bring(Step({"prefixes": Orders([order])}))
+        assert isinstance(report, BlendReport) and (report.cause, report.prefix) == ("loading", 8)
+        assert "398 tokens from tree ram" in str(report.fallback)
+        for layer, was in zip(cache.attentions, before, strict=True):
+            assert torch.equal(layer.kv_cache[one], was[one]), "nothing was written"
+        behind = BlendOrder("r", "t", [*ids], one, 8, Recipe("", (), head=named, tree=order.tree))
+        assert prefixes.put_head(behind) == (behind, None), "the rest of the prompt is blended"
 
 
 def test_cache_whose_heads_lie_behind_its_tokens_is_restored() -> None:

@@ -22,6 +22,7 @@ from vllm.v1.kv_cache_interface import (
     SlidingWindowSpec,
 )
 
+from blendrag.control.guard import LoadGuard
 from blendrag.engine.compat.connector import SchedulerStep
 from blendrag.engine.compat.states import HybridLayers, StateBlocks, StateGroups
 from blendrag.engine.forward.blocks import KVBlocks
@@ -159,7 +160,7 @@ def opened() -> Iterator[Rig]:
     assert layers is not None
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(1) as writer:
         tree, _ = StateTree.open(Path(folder), IDENTITY)
-        prefixes = ExactPrefixes(KVBlocks(layers.attentions, BLOCK, layers), "bfloat16", writer)
+        prefixes = ExactPrefixes(KVBlocks(layers.attentions, BLOCK, layers), "bfloat16", writer, LoadGuard())
         prefixes.open(folder, asdict(IDENTITY), [{"kind": "ram", "bytes": 1 << 20}])
         yield Rig(prefixes, tree, vllm_config.compilation_config.static_forward_context)
         prefixes.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -89,6 +90,12 @@ def test_mode_is_that_of_the_prefill(found: Evidence, mode: str, plain: str | No
 def test_prefix_that_could_not_be_loaded_is_not_called_exact() -> None:
     found = made(BlendReport(fallback="NodeMissingError: k is missing", cause="error"), path=path(3))
     assert found.mode == "plain" and found.exact == 0 and found.fresh == 100
+
+
+def test_exact_prefix_stays_where_the_rest_is_sooner_prefilled_than_loaded() -> None:
+    found = made(replace(BlendReport.refused("it is slow", 10), exact=30), RECIPE)
+    assert (found.mode, found.plain) == ("plain", "fell back to plain prefill: it is slow")
+    assert (found.prefix, found.exact, found.reused, found.fresh) == (10, 30, 30, 60)
 
 
 def test_budget_that_nothing_came_of_is_told_of() -> None:
