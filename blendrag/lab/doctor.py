@@ -60,7 +60,8 @@ class DoctorReport:
     """The doctor's report. unsupported: why the model cannot be blended at all; it is then served without.
     exact: of a model that is not blended, whether its exact prefixes are kept, with states behind them.
     layers, attention: as :class:`ModelCheck` has them. notes: what is amiss on this machine, whatever the
-    model. tool_parser: vLLM's name of the one that reads calls; empty if blendrag does."""
+    model. tool_parser: vLLM's name of the one that reads calls; empty if blendrag does. stored: how and where
+    KV of a new index is kept."""
 
     model: str
     architecture: str
@@ -71,6 +72,7 @@ class DoctorReport:
     attention: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     tool_parser: str = ""
+    stored: str = ""
 
     @property
     def passed(self) -> bool:
@@ -92,7 +94,13 @@ def run_doctor(settings: Settings, note: Callable[[str], None] | None = None) ->
         facts = engine.facts
         parser = tool_parser_name(settings.tool_parser, load_tokenizer(engine.model_path))
         report = DoctorReport(
-            settings.model, facts.architecture, (), facts.reason or None, notes=notes, tool_parser=parser
+            settings.model,
+            facts.architecture,
+            (),
+            facts.reason or None,
+            notes=notes,
+            tool_parser=parser,
+            stored=stored_as(settings),
         )
         if facts.reason:
             row = Check("the model can be blended", facts.reason, "supported", False)
@@ -104,6 +112,15 @@ def run_doctor(settings: Settings, note: Callable[[str], None] | None = None) ->
         return replace(report, rows=tuple(rows), layers=found.layers, attention=attention)
     finally:
         engine.release()
+
+
+def stored_as(settings: Settings) -> str:
+    """Return how and where KV of a new index is kept."""
+    tiers = (
+        spec.label + ("" if spec.bytes is None else f" of {spec.bytes / 2**30:,.1f} GiB")
+        for spec in settings.stack
+    )
+    return f"{settings.new_codec}, in {', '.join(tiers)}"
 
 
 def linked_data() -> str | None:
@@ -183,7 +200,7 @@ class _Check:
             _at_most("layer 0: a chunk alone against behind others", found.layer0_deviation, 0.0),
             _above_zero("last layer: the same", found.deeper_deviation),
         ]
-        if self.prefix and self.settings.codec == "raw":  # right behind it, nothing has to be repaired
+        if self.prefix and self.settings.new_codec == "raw":  # right behind it, nothing has to be repaired
             kl = _largest_kl(alone[:1], alone[1:])
             rows.append(_at_most("chunk behind its shared prefix, reused whole, KL", kl, _MAX_KL))
         return rows, found

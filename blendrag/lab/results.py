@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Options = TypeVar("Options", bound="DataclassInstance")
 R = TypeVar("R", bound="Results")
 
-_SETTINGS = {"codec", "tiers", "blend_share"}
+_SETTINGS = {"tiers", "blend_share"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,7 @@ class Setup(Generic[Options]):
         """Return ``machine`` and ``config``, for JSON."""
         blending = self.settings.blending
         config = {"ratio": blending.recompute_ratio, "selector": blending.selector}
+        config["codec"] = self.settings.new_codec
         config |= self.settings.model_dump(mode="json", include=_SETTINGS) | asdict(self.options)
         return {"machine": asdict(self.machine), "config": config | {"prompt_tokens": self.prompt_tokens}}
 

@@ -13,7 +13,8 @@ from blendrag.adapter import adapter_for
 from blendrag.errors import ModelError
 from blendrag.models import load_tokenizer, model_digest
 from blendrag.prompt import shared_prefix, start_prefix
-from blendrag.settings import Settings
+from blendrag.settings import AUTO_CODEC, Settings
+from blendrag.store.catalogue import Catalogue
 from blendrag.store.identity import KVIdentity, kv_shape, prefix_name
 
 # What a shape follows from, in any configuration that leaves out nothing.
@@ -30,8 +31,23 @@ def prefix_ids(settings: Settings, model_path: Path) -> tuple[int, ...]:
     return shared_prefix(tokenizer, settings.system_prompt, settings.separator)
 
 
-def kv_identity(settings: Settings, model_path: Path, prefix: Sequence[int] = ()) -> KVIdentity:
-    """Return what the KV of this model's chunks depends on, if they are prefilled behind ``prefix``.
+def codec_of(settings: Settings, root: Path) -> str:
+    """Return how KV is stored in this folder: as the settings say, else as it is there already.
+
+    Raises StoreError for an index that cannot be read.
+    """
+    if settings.codec != AUTO_CODEC or not Catalogue.is_in(root):
+        return settings.new_codec
+    catalogue = Catalogue.open(root, None)
+    catalogue.close()
+    return catalogue.identity.codec
+
+
+def kv_identity(
+    settings: Settings, model_path: Path, prefix: Sequence[int] = (), codec: str | None = None
+) -> KVIdentity:
+    """Return what the KV of this model's chunks depends on, if they are prefilled behind ``prefix``. codec:
+    None is that of a new place.
 
     Raises ModelError for an unreadable ``config.json``, or an adapter of another model.
     """
@@ -49,7 +65,7 @@ def kv_identity(settings: Settings, model_path: Path, prefix: Sequence[int] = ()
         num_layers=config.get("num_hidden_layers") or 0,
         num_kv_heads=heads,
         head_size=size,
-        codec=settings.codec,
+        codec=codec or settings.new_codec,
         prefix=prefix_name(settings.shared_prefix, prefix),
         namespace=settings.namespace,
     )

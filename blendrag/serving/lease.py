@@ -102,10 +102,10 @@ def _taken(library: Library, settings: Settings) -> BlendragError:
 
 def _of_kv(settings: Settings) -> tuple[tuple[str, Any], ...]:
     """Return names and values of the settings that make other KV of the same model's."""
-    names = ["codec", "namespace", "shared_prefix"]
+    names = ["namespace", "shared_prefix"]
     if settings.shared_prefix == "system":
         names += ["system_prompt", "separator"]
-    return tuple((name, getattr(settings, name)) for name in names)
+    return ("codec", settings.new_codec), *((name, getattr(settings, name)) for name in names)
 
 
 def _root(settings: Settings, kv_dir: Path | None) -> Path:

@@ -22,7 +22,7 @@ from blendrag.prompt import Messages, PromptPlan, encode_document, plan_chat, pl
 from blendrag.select import make_selector
 from blendrag.serving.evidence import Evidence
 from blendrag.serving.forecaster import FORECASTS
-from blendrag.serving.identity import kv_identity, prefix_ids
+from blendrag.serving.identity import codec_of, kv_identity, prefix_ids
 from blendrag.serving.known_texts import KnownTexts
 from blendrag.serving.planned import PlannedPrompt
 from blendrag.serving.repeats import Repeats
@@ -59,11 +59,11 @@ class Library:
         instead. ``repeats_bytes``: of KV of texts that come again in prompts."""
         self.root, self.settings = root, settings
         # Whatever can be wrong with a model or a codec is said before a folder is made.
-        CODECS[settings.codec]
+        CODECS[settings.new_codec]
         model_path = resolve_model(settings.model, settings.cache_dir, revision=settings.revision)
         self.tokenizer: Any = load_tokenizer(model_path)
         prefix = prefix_ids(settings, model_path)
-        self.identity = kv_identity(settings, model_path, prefix)
+        self.identity = kv_identity(settings, model_path, prefix, codec_of(settings, root))
         window = settings.max_model_len or model_window(model_path)
         self.contexts = Contexts(
             self.identity,

@@ -14,6 +14,8 @@ from blendrag.files import sqlite
 from blendrag.store.catalogue_schema import create, mismatch, stored_identity
 from blendrag.store.identity import KVIdentity
 
+_NAME = "catalogue.sqlite"
+
 Values = Sequence[str | int] | Mapping[str, str]
 """The values of a query's place holders."""
 
@@ -35,8 +37,8 @@ class CatalogueFile:
 
         Raises StoreMismatchError if the store was made with another identity.
         """
-        path = root / "catalogue.sqlite"
-        if identity is None and not path.is_file():
+        path = root / _NAME
+        if identity is None and not cls.is_in(root):
             raise StoreError(f"no index at {str(root)!r}")
         db = sqlite.connect(path)
         try:
@@ -50,6 +52,11 @@ class CatalogueFile:
             db.close()
             raise
         return cls(db, stored, root)
+
+    @staticmethod
+    def is_in(root: Path) -> bool:
+        """Return whether a folder has one."""
+        return (root / _NAME).is_file()
 
     def close(self) -> None:
         with self._lock:

@@ -77,7 +77,7 @@ def run_ttft(settings: Settings, options: TtftOptions, progress: Progress) -> Tt
     Raises ConfigError, SourceError, ModelError, PromptTooLongError, StoreError, EngineError.
     """
     make_selector(settings.blending)  # what is wrong is told before the long start
-    start = Point(options.chunks, options.chunk_tokens, settings.blending.recompute_ratio, settings.codec)
+    start = Point(options.chunks, options.chunk_tokens, settings.blending.recompute_ratio, settings.new_codec)
     axis = AXES[options.axis]
     points = {value: axis.at(start, value) for value in options.values}
     with blending_engine(settings, progress, exact=options.exact) as engine, ExitStack() as opened:

@@ -98,7 +98,7 @@ def _facts(results: TtftResults) -> str:
     fixed = {
         "chunks": f"{options.chunks} chunks",
         "chunk_tokens": f"{options.chunk_tokens} tokens a chunk",
-        "codec": f"codec {settings.codec}",
+        "codec": f"codec {settings.new_codec}",
     }
     if axis != "quality":
         fixed |= {

@@ -77,7 +77,7 @@ class ArmSpec:
     def variant(self, settings: Settings) -> Variant:
         """Return the part of an arm that its stored KV depends on: arms with the same can share a store."""
         context = settings.context_tokens if self.shared_prefix is None else 0
-        return self.codec or settings.codec, self.shared_prefix or settings.shared_prefix, context
+        return self.codec or settings.new_codec, self.shared_prefix or settings.shared_prefix, context
 
     def recipe(self, settings: Settings, store: str, spans: tuple[tuple[str, int, int], ...]) -> Recipe:
         """Return how a prompt is blended by it."""

@@ -103,7 +103,7 @@ def run_eval(settings: Settings, options: EvalOptions, progress: Progress) -> Ev
 def _config(settings: Settings, options: EvalOptions, format: Format) -> dict[str, Any]:
     """Return what a sample depends on, but for its question and arm: a run goes on only with the same."""
     names = (
-        "model", "lora", "dtype", "codec", "shared_prefix", "context_tokens", "separator",
+        "model", "lora", "dtype", "shared_prefix", "context_tokens", "separator",
         "chunk_tokens", "blend_share", "engine_args",
     )  # fmt: skip
     return {
@@ -114,6 +114,7 @@ def _config(settings: Settings, options: EvalOptions, format: Format) -> dict[st
         "max_tokens": options.max_tokens,
         "system_prompt": format.system,
         "cut": format.cut,
+        "codec": settings.new_codec,
         "blendrag": blendrag.__version__,
         "commit": commit(),
         "vllm": installed_vllm(),

@@ -6,13 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from blendrag.lab.doctor import Check, DoctorReport, linked_data
+from blendrag.lab.doctor import Check, DoctorReport, linked_data, stored_as
+from blendrag.settings import Settings
+from blendrag.store.stack import TierSpec
 
 
 def test_report_without_checks_does_not_pass() -> None:
     assert not DoctorReport("m", "A", ()).passed
     assert DoctorReport("m", "A", (Check("c", "0", "0", True),)).passed
     assert not DoctorReport("m", "A", (Check("c", "0", "0", True), Check("d", "1", "0", False))).passed
+
+
+def test_report_says_how_kv_is_kept() -> None:
+    assert stored_as(Settings.load(codec="int8")).startswith("int8, in ram of ")
+    disk = TierSpec(kind="disk", path=Path("/kv"))
+    assert stored_as(Settings.load(codec="raw", tiers=[disk])) == f"raw, in {disk.label}"
 
 
 def test_hard_links_that_llama_index_would_refuse_are_named(

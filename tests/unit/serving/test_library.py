@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from blendrag import machine
 from blendrag.engine.client.stores import StoreClient
 from blendrag.errors import BlendragWarning, ConfigError, StoreError, StoreFullError, StoreMismatchError
 from blendrag.options import BlendOptions
@@ -318,6 +319,20 @@ def test_codec_that_does_not_exist_leaves_no_folder(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"'zip'; there are fp8, int4, int8, raw"):
         Library(tmp_path / "kv", Settings.load(codec="zip"))
     assert not (tmp_path / "kv").exists()
+
+
+def test_index_keeps_the_codec_that_it_was_made_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def codec(name: str, gpu: bool, **options: Any) -> str:
+        monkeypatch.setattr(machine, "_NVIDIA", tmp_path if gpu else tmp_path / "none")
+        library = Library(tmp_path / name, Settings.load(max_model_len=512, **options))
+        library.close()
+        return library.identity.codec
+
+    assert [codec("cpu", gpu) for gpu in (False, True)] == ["raw", "raw"]
+    assert [codec("gpu", gpu) for gpu in (True, False)] == ["int8", "int8"]
+    assert codec("said", True, codec="raw") == codec("said", True) == "raw"
+    with pytest.raises(StoreMismatchError, match="codec='int8', not codec='raw'"):
+        codec("gpu", True, codec="raw")
 
 
 def test_texts_behind_another_system_prompt_are_not_taken_for_the_same(tmp_path: Path) -> None:
