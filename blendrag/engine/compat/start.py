@@ -64,6 +64,8 @@ def fitting_connector(
     shapes = text.get("per_layer_config") or text.get("global_head_dim")
     if shapes and text.get("num_kv_shared_layers"):
         return None, "its layers share KV of several shapes"
+    if not CAN_FAIL:
+        return connector | {"kv_connector": "BlendConnector"}, ""
     return connector, ""
 
 
