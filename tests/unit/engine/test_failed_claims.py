@@ -14,6 +14,7 @@ from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
@@ -27,10 +28,10 @@ from blendrag.engine.wire.prefixes import PrefixPath
 from blendrag.engine.wire.recipe import BlendOrder, Recipe
 from blendrag.engine.wire.report import BlendReport
 from blendrag.engine.worker import connector
-from blendrag.engine.worker.connector import BlendConnector
+from blendrag.engine.worker.connector import BlendConnector, GroupsConnector
 from blendrag.errors import StoreError
 from blendrag.settings import Settings
-from tests.helpers.connector_halves import BLOCKS, PROMPT, Runner, engine_config, plane
+from tests.helpers.connector_halves import BLOCKS, GROUPS, PROMPT, WINDOWED, Runner, engine_config, plane
 
 ANSWER = 6
 AHEAD = 2  # steps that are scheduled before the first one's tokens are known
@@ -53,10 +54,10 @@ def request() -> Request:
     return Request("one", list(range(PROMPT)), params, None)
 
 
-def answer(config: Any, blend: Any) -> tuple[list[int], dict[str, Any]]:
+def answer(config: Any, blend: Any, blocks: KVCacheConfig = BLOCKS) -> tuple[list[int], dict[str, Any]]:
     """The tokens of a request whose blend does this, and what the engine says of it."""
-    scheduler = AsyncScheduler(config, BLOCKS, StructuredOutputManager(config), block_size=128)
-    runner = Runner(BlendConnector(config, KVConnectorRole.WORKER, BLOCKS))
+    scheduler = AsyncScheduler(config, blocks, StructuredOutputManager(config), block_size=128)
+    runner = Runner(GroupsConnector(config, KVConnectorRole.WORKER, blocks))
 
     def start(order: BlendOrder, pace: Pace) -> Sliced:
         report = yield from blend(pace)
@@ -101,14 +102,18 @@ def fails_in_a_layer(pace: Pace) -> Sliced:
 RIGHT = [*range(PROMPT, PROMPT + ANSWER)]
 
 
-def test_blend_that_ends_well_loses_no_token(config: Any) -> None:
-    tokens, said = answer(config, succeeds)
+@pytest.mark.parametrize("blocks", [BLOCKS, GROUPS, WINDOWED], ids=["one group", "two", "windows"])
+def test_blend_that_ends_well_loses_no_token(config: Any, blocks: KVCacheConfig) -> None:
+    tokens, said = answer(config, succeeds, blocks)
     assert tokens == RIGHT and said["blendrag"]["cached"] == 200
 
 
+@pytest.mark.parametrize("blocks", [BLOCKS, GROUPS, WINDOWED], ids=["one group", "two", "windows"])
 @pytest.mark.parametrize(("blend", "cause"), [(fails_at_once, "error"), (fails_in_a_layer, "memory")])
-def test_failed_blend_neither_loses_nor_invents_a_token(config: Any, blend: Any, cause: str) -> None:
-    tokens, said = answer(config, blend)
+def test_failed_blend_neither_loses_nor_invents_a_token(
+    config: Any, blend: Any, cause: str, blocks: KVCacheConfig
+) -> None:
+    tokens, said = answer(config, blend, blocks)
     assert tokens == RIGHT
     assert said["blendrag"]["cause"] == cause and said["blendrag"]["fallback"]
 
