@@ -104,11 +104,16 @@ def _groups(config: Any) -> list[list[Any]]:
     from vllm.model_executor.layers.attention.attention import Attention
     from vllm.model_executor.layers.attention.mla_attention import MLAAttention
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionMetadataBuilder
+    from vllm.v1.core.kv_cache_utils import unify_hybrid_kv_cache_specs
+
+    from blendrag.engine.compat.states import CAN_FAIL
 
     layers = config.compilation_config.static_forward_context
     attentions = {name: each for name, each in layers.items() if isinstance(each, Attention | MLAAttention)}
     by_kind: dict[type, dict[tuple[int, int], list[str]]] = {}
     specs = {name: each.get_kv_cache_spec(config) for name, each in attentions.items()}
+    if not CAN_FAIL:  # then vLLM is given a connector that wants it so
+        unify_hybrid_kv_cache_specs(specs)
     for name, each in attentions.items():
         of_heads = (each.num_kv_heads, _BLOCK_SIZE, 2 * each.head_size)
         of_block = (_BLOCK_SIZE, each.head_size) if isinstance(each, MLAAttention) else of_heads

@@ -16,6 +16,7 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
 from blendrag.engine.blend.blends import Blends
 from blendrag.engine.client.launch import connector_args
+from blendrag.engine.compat.states import CAN_FAIL
 from blendrag.engine.forward.prompt_forward import LoadedModel
 from blendrag.engine.forward.ranks import ALONE
 from blendrag.engine.forward.slices import Pace, Sliced, StepClock
@@ -72,10 +73,12 @@ class Runner:
         tokens = [self.forward(name, count) for name, count in scheduled.num_scheduled_tokens.items()]
         if not first:
             half.start_load_kv(None)
-        results = half.get_transfer_results(scheduled.finished_req_ids)
+        if CAN_FAIL:
+            results = vars(half.get_transfer_results(scheduled.finished_req_ids))
+        else:
+            results = {"finished_recving": half.get_finished(scheduled.finished_req_ids)[1]}
         output = KVConnectorOutput(
-            finished_recving=results.finished_recving,
-            failed_recving=results.failed_recving,
+            **results,
             invalid_block_ids=half.get_block_ids_with_load_errors(),
             kv_connector_worker_meta=half.build_connector_worker_meta(),
         )
