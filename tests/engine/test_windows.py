@@ -46,6 +46,28 @@ def close(bench: Bench) -> None:
     bench.engine.release()
 
 
+def test_what_is_reused_does_not_hang_on_how_vllm_keeps_it(tmp_path: Path, tokenizer: Any) -> None:
+    """One group of layers, all KV of which is there, says the same. First of all, before another engine is
+    there."""
+    found: list[list[Delta]] = []
+    for number, arguments in enumerate(({}, {"disable_hybrid_kv_cache_manager": True})):
+        settings = settings_of("Gemma 3", tmp_path, tokenizer, **arguments)
+        bench = open_bench(settings, tmp_path / f"kb{number}", tokenizer)
+        try:
+            assert bool(bench.engine.facts.blocks) == bool(arguments)
+            prompt = bench.prompt(bench.pieces[:10])
+            kinds = (
+                {"ratio": 0.0},
+                {"ratio": 0.15, "selector": "query"},
+                {"ratio": 0.3, "selector": "gradual"},
+            )
+            found.append([bench.blended(prompt, TEXT, **options) for options in kinds])
+        finally:
+            close(bench)
+    for of_groups, of_one in zip(*found, strict=True):
+        assert of_groups.token_ids == of_one.token_ids and distance(of_groups, of_one) < CLOSE
+
+
 @pytest.fixture(scope="module", params=["Gemma 3", "gpt-oss", "Mistral 0.1", "Gemma 4"])
 def bench(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tokenizer: Any
@@ -127,24 +149,3 @@ def test_failed_blend_gives_full_prefills_answer(bench: Bench) -> None:
     found = bench.engine.generate(prompt.token_ids, TEXT, recipe)
     assert found.report is not None and found.report.fallback
     assert (found.token_ids, found.logprobs) == (full.token_ids, full.logprobs)
-
-
-def test_what_is_reused_does_not_hang_on_how_vllm_keeps_it(tmp_path: Path, tokenizer: Any) -> None:
-    """One group of layers, all KV of which is there, says the same."""
-    found: list[list[Delta]] = []
-    for number, arguments in enumerate(({}, {"disable_hybrid_kv_cache_manager": True})):
-        settings = settings_of("Gemma 3", tmp_path, tokenizer, **arguments)
-        bench = open_bench(settings, tmp_path / f"kb{number}", tokenizer)
-        try:
-            assert bool(bench.engine.facts.blocks) == bool(arguments)
-            prompt = bench.prompt(bench.pieces[:10])
-            kinds = (
-                {"ratio": 0.0},
-                {"ratio": 0.15, "selector": "query"},
-                {"ratio": 0.3, "selector": "gradual"},
-            )
-            found.append([bench.blended(prompt, TEXT, **options) for options in kinds])
-        finally:
-            close(bench)
-    for of_groups, of_one in zip(*found, strict=True):
-        assert of_groups.token_ids == of_one.token_ids and distance(of_groups, of_one) < CLOSE

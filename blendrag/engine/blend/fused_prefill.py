@@ -58,7 +58,7 @@ class FusedPrefill:
         rows = forward.embed(tokens.computed(repaired))
         shift = self._shift(repaired) if checks == (0,) else None
         ends = None if shift is None else shift.ends(rows.positions.host)
-        read = forward.pages.reader(tokens.cached) if shift is not None else None
+        read = forward.pages.reader(tokens.cached)
         recomputed: list[int] = []  # per layer, from the first choice on
         for layer in range(layers):
             reuses = repaired.size < tokens.cached.size
@@ -69,9 +69,7 @@ class FusedPrefill:
             written = stored.write(layer, check) if stored is not None and reuses else None
             if len(rows):  # otherwise only stored KV is left to write
                 look: Look | None = partial(self._choose, layer, repaired) if check else None
-                if (
-                    shift is not None and read is not None and layer > 0
-                ):  # KV of layer 0 hangs on nothing else
+                if shift is not None and layer > 0:  # KV of layer 0 depends on nothing else
                     look = partial(shift.move, layer, read(layer) if written is None else written)
                 rows = yield from forward.layer(layer, rows, look, check, ends)
                 repaired = tokens.repaired(rows.positions.host) if check else repaired

