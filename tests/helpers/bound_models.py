@@ -112,8 +112,7 @@ def _groups(config: Any) -> list[list[Any]]:
     attentions = {name: each for name, each in layers.items() if isinstance(each, Attention | MLAAttention)}
     by_kind: dict[type, dict[tuple[int, int], list[str]]] = {}
     specs = {name: each.get_kv_cache_spec(config) for name, each in attentions.items()}
-    # As vLLM has it for chunked attention, and beside the connector that a vLLM without such failures gets.
-    if config.scheduler_config.disable_hybrid_kv_cache_manager or not CAN_FAIL:
+    if not CAN_FAIL:  # then vLLM is given a connector that wants it so
         unify_hybrid_kv_cache_specs(specs)
     for name, each in attentions.items():
         of_heads = (each.num_kv_heads, _BLOCK_SIZE, 2 * each.head_size)

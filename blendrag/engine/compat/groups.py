@@ -6,22 +6,24 @@ from collections.abc import Iterable, Sequence
 from math import lcm
 from typing import Any, NamedTuple
 
-from vllm.v1.kv_cache_interface import SlidingWindowSpec
+from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, SlidingWindowSpec
 
 NULL_BLOCK = 0
 """The id that stands for blocks which a request does not have any more, or never had."""
 
 
 class LayerGroup(NamedTuple):
-    """A group of layers. block_size: tokens in a block. window: in tokens, behind which vLLM gives up blocks;
-    0: nowhere. layers: their names; of a single group, there may be none."""
+    """A group of layers. block_size: tokens in a block. window: in tokens, behind which vLLM gives up blocks,
+    or the chunk before which it does; 0: nowhere. layers: their names; of a single group, there may be none.
+    """
 
     block_size: int
     window: int = 0
     layers: frozenset[str] = frozenset()
 
     def gives_up(self, tokens: int) -> bool:
-        """Return whether a request has not all of its blocks, once so many of its tokens are computed."""
+        """Return whether a request has not all of its blocks, once so many of its tokens are computed. Of
+        chunks, up to a block too late."""
         return self.window > 0 and tokens + 1 - self.window >= self.block_size
 
 
@@ -52,7 +54,11 @@ def common_block_size(groups: Sequence[LayerGroup]) -> int:
 
 def _group(specs: dict[Any, Any], layers: Iterable[str]) -> LayerGroup:
     """Make a group of layers, which may differ in the shape of their KV."""
-    window = max(
-        (spec.sliding_window for spec in specs.values() if isinstance(spec, SlidingWindowSpec)), default=0
-    )
+    window = max(map(_window, specs.values()))
     return LayerGroup(next(iter(specs.values())).block_size, window, frozenset(layers))
+
+
+def _window(spec: Any) -> int:
+    if isinstance(spec, SlidingWindowSpec):
+        return int(spec.sliding_window)
+    return int(spec.attention_chunk_size) if isinstance(spec, ChunkedLocalAttentionSpec) else 0

@@ -17,6 +17,7 @@ from vllm.model_executor.layers.linear import RowParallelLinear
 from vllm.v1.attention.backend import AttentionType, CommonAttentionMetadata
 from vllm.v1.kv_cache_interface import (
     AttentionSpec,
+    ChunkedLocalAttentionSpec,
     FullAttentionSpec,
     MLAAttentionSpec,
     SlidingWindowSpec,
@@ -66,7 +67,7 @@ _STATIC_ROPES = frozenset(
 _MOVING_ROPES = frozenset({"dynamic", "longrope"})
 
 # How layers are kept where some are kept otherwise than others.
-_GROUPED = (FullAttentionSpec, SlidingWindowSpec)
+_GROUPED = (FullAttentionSpec, SlidingWindowSpec, ChunkedLocalAttentionSpec)
 
 # Attention backends that keep K and V of a token and head next to each other.
 _PACKED_BACKENDS = frozenset({"FLASH_ATTN", "FLASHINFER", "TRITON_ATTN"})
@@ -140,7 +141,8 @@ def unsupported_reason(vllm_config: Any, runner: Any, model: Any) -> str | None:
     if any(_has_smaller_blocks(attention_of(layer), vllm_config) for layer in layers):
         return "the attention backend splits KV blocks"
     kinds = [kind for group in runner.attn_groups for kind in group]
-    if any(isinstance(kind.kv_cache_spec, SlidingWindowSpec) for kind in kinds) and not CAN_FAIL:
+    behind = SlidingWindowSpec | ChunkedLocalAttentionSpec
+    if any(isinstance(kind.kv_cache_spec, behind) for kind in kinds) and not CAN_FAIL:
         return "layers have windows, and this vLLM cannot be told that what is behind them is missing"
     known = all(runner.attn_groups) and all(type(kind.kv_cache_spec) in _GROUPED for kind in kinds)
     if len(runner.attn_groups) > 1 and not known:

@@ -14,6 +14,7 @@ from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
@@ -45,10 +46,13 @@ LONG = 32 * WINDOW + 7  # tokens
 SHAPE: dict[str, Any] = {"num_kv_heads": 1, "head_size": 8, "dtype": torch.float32}
 FULL = FullAttentionSpec(block_size=BLOCK, **SHAPE)
 WINDOWED = SlidingWindowSpec(block_size=BLOCK, sliding_window=WINDOW, **SHAPE)
+CHUNKED = ChunkedLocalAttentionSpec(block_size=BLOCK, attention_chunk_size=WINDOW, **SHAPE)
+BEHIND = (WINDOWED, CHUNKED)
 KINDS = {
     "some": [KVCacheGroupSpec(["a", "b"], WINDOWED), KVCacheGroupSpec(["c", "d"], FULL)],
     "several": [KVCacheGroupSpec([name], WINDOWED) for name in "ab"] + [KVCacheGroupSpec(["c"], FULL)],
     "all": [KVCacheGroupSpec(["a"], WINDOWED)],
+    "chunks": [KVCacheGroupSpec(["a"], CHUNKED), KVCacheGroupSpec(["b"], FULL)],
 }
 TEXT: dict[str, Any] = {"max_tokens": 4, "ignore_eos": True}
 
@@ -102,7 +106,7 @@ def test_blended_prompt_takes_the_blocks_that_plain_prefill_takes(model_dir: Pat
     assert len(blended.orders) == 1 and not plain.orders
     assert held == of_plain and most <= most_of_plain
     windows = [
-        blocks for blocks, group in zip(held, KINDS[kind], strict=True) if group.kv_cache_spec is WINDOWED
+        blocks for blocks, group in zip(held, KINDS[kind], strict=True) if group.kv_cache_spec in BEHIND
     ]
     assert windows and max(windows) <= WINDOW // BLOCK + 1
 
@@ -115,7 +119,8 @@ def test_order_has_the_blocks_of_every_group(model_dir: Path, kind: str) -> None
     claimed = LONG - least_rows()
     assert len(order.token_ids) == claimed
     for ids, group in zip((order.block_ids, *order.others), KINDS[kind], strict=True):
-        gone = max(0, claimed - WINDOW + 1) // BLOCK if group.kv_cache_spec is WINDOWED else 0
+        behind = {WINDOWED: max(0, claimed - WINDOW + 1), CHUNKED: claimed // WINDOW * WINDOW}
+        gone = behind.get(group.kv_cache_spec, 0) // BLOCK
         assert len(ids) == -(-claimed // BLOCK)
         assert [block == 0 for block in ids] == [number < gone for number in range(len(ids))]
 
