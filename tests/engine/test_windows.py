@@ -1,4 +1,4 @@
-"""Models that have layers with windows, in the memory that vLLM gives them: prompts of fifteen windows."""
+"""Models that have layers with windows, in the memory that vLLM gives them: prompts of several windows."""
 
 from __future__ import annotations
 
