@@ -105,8 +105,9 @@ class SchedulerHook:
         wait. Called in every step for a request that waits."""
         return 0
 
-    def allocated(self, asked: Asked, block_ids: list[int], claimed: int) -> None:
-        """Note the blocks of a request; ``claimed`` of its tokens are to be brought."""
+    def allocated(self, asked: Asked, block_ids: Sequence[list[int]], claimed: int) -> None:
+        """Note the blocks of a request in each group of layers; ``claimed`` of its tokens are to be
+        brought."""
 
     def orders(self, step: SchedulerStep) -> Orders:
         """Return what the workers have to do in the step at hand."""

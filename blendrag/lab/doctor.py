@@ -206,13 +206,14 @@ class _Check:
         return rows, found
 
     def _behind_a_hit(self, store: ScratchStore, prompt: Prompt, more: Sequence[tuple[int, ...]]) -> Check:
-        """Check the next turn of a chat, with more chunks, behind a prefix hit."""
+        """Check the next turn of a chat, with more chunks, behind a prefix hit. Of models with windows, the
+        engine computes it alone where blending would compute as much."""
         turn = self._prompt(store, more, _PROMPTS[1][1], prompt)
         full = self._first_token(turn, None)
         self._first_token(prompt, self._recipe(store, prompt, 1.0))
         hit = self._ask(turn, self._recipe(store, turn, 1.0))
         row = _at_most("the same behind a prefix hit, KL", _largest_kl([full], [hit]), _MAX_KL)
-        return _if(hit.report is not None and hit.report.prefix > 0, row)
+        return _if((hit.report.prefix if hit.report else hit.prefix_tokens) > 0, row)
 
     def _restored(self, prompt: Prompt, full: Delta) -> Check:
         """Check a prompt that is restored from a tree of its own, into which it was stored before."""

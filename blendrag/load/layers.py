@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -21,8 +22,9 @@ class StoredLayers(ABC):
     ``synchronize``, its section 6). Use as a context manager: leaving it gives everything back."""
 
     @abstractmethod
-    def fetch_kv(self, first_layer: int) -> None:
-        """Begin to load this layer and those above it. Returns at once; called once."""
+    def fetch_kv(self, first_layer: int, again: Sequence[int] = ()) -> None:
+        """Begin to load this layer and those above it, and after those the ones that are needed ``again``,
+        ascending. Returns at once; called once."""
 
     @abstractmethod
     def ready(self, layer: int, wait_s: float = 0.0) -> bool:
@@ -33,7 +35,7 @@ class StoredLayers(ABC):
     def synchronize(self, layer: int) -> StoredLayer:
         """Wait for a layer.
 
-        Layers are asked for in ascending order; some may be left out. The tensors are the caller's to
+        Layers are asked for in the order of loading; some may be left out. The tensors are the caller's to
         overwrite, until the next call. Raises what loading raised.
         """
 
@@ -58,8 +60,8 @@ class SteadyLayers(StoredLayers):
         self._layers, self._shape, self._like = layers, shape, like
         self.failure: Exception | None = None
 
-    def fetch_kv(self, first_layer: int) -> None:
-        self._layers.fetch_kv(first_layer)
+    def fetch_kv(self, first_layer: int, again: Sequence[int] = ()) -> None:
+        self._layers.fetch_kv(first_layer, again)
 
     def ready(self, layer: int, wait_s: float = 0.0) -> bool:
         return self.failure is not None or self._layers.ready(layer, wait_s)

@@ -13,7 +13,7 @@ import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -160,7 +160,7 @@ class _Loading(StoredLayers):
         timed: Timed | None,
     ) -> None:
         self._thread, self._slots, self._count, self._group = thread, ring.slots, ring.count, ring.group
-        self._first = 0
+        self._turns: list[int] = []  # the layers, in the order of loading
         self._spans, self._layout, self._trace, self._filled = spans, layout, trace, filled
         self._timed, self._read_s, self._decode_s = timed, dict[Tier, float](), 0.0
         self._parts = _Part.all_of(spans)
@@ -169,7 +169,8 @@ class _Loading(StoredLayers):
         self._at_once = _decode_at_once(self._parts, layout, device)
         self._free = threading.Semaphore(ring.count)
         self._ready: queue.SimpleQueue[int | BaseException] = queue.SimpleQueue()
-        self._held: int | None = None
+        self._held: int | None = None  # a turn
+        self._given = False  # whether its layer was given out
         self._started = self._stopped = False
         self._scratch = [
             torch.empty(
@@ -180,8 +181,9 @@ class _Loading(StoredLayers):
 
     # -- the fused prefill's side -------------------------------------------------------------------------
 
-    def fetch_kv(self, first_layer: int) -> None:
-        self._started, self._first = True, first_layer
+    def fetch_kv(self, first_layer: int, again: Sequence[int] = ()) -> None:
+        self._started = True
+        self._turns = [*range(first_layer, self._layout.num_layers), *again]
         self._thread.submit(self._run, first_layer)
 
     def ready(self, layer: int, wait_s: float = 0.0) -> bool:
@@ -194,30 +196,35 @@ class _Loading(StoredLayers):
         return True
 
     def synchronize(self, layer: int) -> StoredLayer:
-        self._take(layer)
-        key, value = self._slots.receive(self._slot(layer))[: self._numbers].view(self._shape)
+        slot = self._take(layer) % self._count
+        self._given = True
+        key, value = self._slots.receive(slot)[: self._numbers].view(self._shape)
         return StoredLayer(key, value)
 
-    def _take(self, layer: int, wait_s: float | None = None) -> None:
-        """Hold this layer, and none before it. Raises what loading raised, and Empty if the layer is not here
-        after so many seconds."""
-        while self._held != layer:
+    def _take(self, layer: int, wait_s: float | None = None) -> int:
+        """Hold this layer, and none before it, and return its turn. Raises what loading raised, and Empty if
+        the layer is not here after so many seconds."""
+        while not self._holds(layer):
             self._release()
             ready = self._ready.get(block=wait_s != 0.0, timeout=wait_s or None)
             if isinstance(ready, BaseException):
                 raise ready
-            assert ready <= layer, "layers are asked for in ascending order"
-            self._held = ready
+            assert layer in self._turns[ready:], "layers are asked for in the order of loading"
+            self._held, self._given = ready, False
+        assert self._held is not None, "it is, if it holds the layer"
+        return self._held
+
+    def _holds(self, layer: int) -> bool:
+        if self._held is None or self._turns[self._held] != layer:
+            return False
+        # One that was given out may be overwritten by now.
+        return not (self._given and layer in self._turns[self._held + 1 :])
 
     def _release(self) -> None:
         if self._held is not None:
-            self._slots.done(self._slot(self._held))
+            self._slots.done(self._held % self._count)
             self._held = None
             self._free.release()
-
-    def _slot(self, layer: int) -> int:
-        """Return the layer's slot: a group's lie behind each other."""
-        return (layer - self._first) % self._count
 
     def close(self) -> None:
         self._release()
@@ -234,15 +241,16 @@ class _Loading(StoredLayers):
 
     @torch.inference_mode()
     def _run(self, first_layer: int) -> None:
-        last = self._layout.num_layers
+        turn, once = 0, self._layout.num_layers - first_layer
         try:
-            for first in range(first_layer, last, self._group):
-                count = min(self._group, last - first)
+            while turn < len(self._turns):
+                count = self._together(turn, once)
                 for _ in range(count):
                     self._free.acquire()
                     if self._stopped:  # close() wakes it only once, whatever it waits for
                         return
-                self._load(first, first + count)
+                self._load(turn, count, again=turn >= once)
+                turn += count
             if self._timed is not None:
                 self._tell(self._timed)
             if self._filled is not None:
@@ -255,18 +263,28 @@ class _Loading(StoredLayers):
                 self._slots.settle()
             self._close_records()
 
-    def _load(self, first: int, last: int) -> None:
-        name = f"layer {first}" if last - first == 1 else f"layers {first}-{last - 1}"
+    def _together(self, turn: int, once: int) -> int:
+        """Return how many layers from this turn on are read at once: next to each other in the records and in
+        the ring, and behind the first ``once`` turns, for a second time."""
+        most = min(self._group, self._count - turn % self._count)
+        turns = self._turns[turn : once if turn < once else None][:most]
+        return next((n for n, layer in enumerate(turns) if layer != turns[0] + n), len(turns))
+
+    def _load(self, turn: int, count: int, *, again: bool) -> None:
+        first = self._turns[turn]
+        last = first + count
+        name = f"layer {first}" if count == 1 else f"layers {first}-{last - 1}"
         with self._trace.span("load", name):
-            rows = self._read(first, last)
+            rows = self._read(first, last, again=again)
             begin = time.perf_counter()
-            self._slots.fill(self._slot(first), rows, self._decode)
-            for layer in range(first, last):
-                self._ready.put(layer)
-            self._decode_s += time.perf_counter() - begin
+            self._slots.fill(turn % self._count, rows, self._decode)
+            for at in range(count):
+                self._ready.put(turn + at)
+            if not again:
+                self._decode_s += time.perf_counter() - begin
 
     def _tell(self, timed: Timed) -> None:
-        """Tell what each tier took. Decoding is every token's alike."""
+        """Tell what each tier took, the first time. Decoding is every token's alike."""
         tokens: Counter[Tier] = Counter()
         for span in self._spans:
             tokens[span.opened.tier] += span.opened.head.tokens
@@ -284,10 +302,11 @@ class _Loading(StoredLayers):
                 key, value = both[:, part.at : part.at + part.span.length]
                 part.span.opened.head.decode(own[number], part.shard, key, value)
 
-    def _read(self, first: int, last: int) -> list[torch.Tensor]:
-        """Return verified rows of every part."""
-        rows: dict[int, torch.Tensor] = {}
-        for tier, members in self._by_tier():
+    def _read(self, first: int, last: int, *, again: bool) -> list[torch.Tensor]:
+        """Return verified rows of every part. again: those that are kept for RAM are here already."""
+        kept = enumerate(part.kept for part in self._parts) if again else ()
+        rows = {at: own[first:last] for at, own in kept if own is not None}
+        for tier, members in self._by_tier(without=rows.keys()):
             wanted = [self._parts[at].read(first, last, self._into(at, first, last)) for at in members]
             begin = time.perf_counter()
             try:
@@ -301,20 +320,23 @@ class _Loading(StoredLayers):
             except TierError as problem:
                 raise LoadFailedError([one.opened for one in wanted], problem) from problem
             for at, read in zip(members, answers, strict=True):
-                kept = self._parts[at].kept
-                if kept is not None and read.data_ptr() != kept[first].data_ptr():
-                    kept[first:last] = read
+                own = self._parts[at].kept
+                if own is not None and read.data_ptr() != own[first].data_ptr():
+                    own[first:last] = read
                 rows[at] = read
-            self._read_s[tier] = self._read_s.get(tier, 0.0) + time.perf_counter() - begin
+            if not again:
+                self._read_s[tier] = self._read_s.get(tier, 0.0) + time.perf_counter() - begin
         return [rows[at] for at in range(len(self._parts))]
 
     def _into(self, at: int, first: int, last: int) -> torch.Tensor:
         kept = self._parts[at].kept
         return self._scratch[at][: last - first] if kept is None else kept[first:last]
 
-    def _by_tier(self) -> Iterator[tuple[Tier, list[int]]]:
+    def _by_tier(self, without: Collection[int]) -> Iterator[tuple[Tier, list[int]]]:
         tiers: dict[int, list[int]] = {}
         for at, part in enumerate(self._parts):
+            if at in without:
+                continue
             tiers.setdefault(id(part.span.opened.tier), []).append(at)
         for members in tiers.values():
             yield self._parts[members[0]].span.opened.tier, members

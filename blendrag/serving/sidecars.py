@@ -66,7 +66,10 @@ class Sidecars:
                 self._without_tree(error)
             else:
                 if self.prefixes is None:
-                    several = "several devices, engines or API servers keep none yet"
+                    several = (
+                        "several devices, engines or API servers keep none yet,"
+                        " nor do models whose layers have all windows, or differ in shape"
+                    )
                     self._without_tree(several if engine.facts.states else engine.facts.reason or several)
             self._has_tree = self.prefixes is not None
 

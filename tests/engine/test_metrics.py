@@ -132,7 +132,7 @@ def test_report_of_a_request_that_has_ended_is_dropped(bench: Bench) -> None:
         kv_transfer_config=SimpleNamespace(kv_connector_extra_config={}),
         cache_config=SimpleNamespace(enable_prefix_caching=True, block_size=128),
     )
-    connector = BlendConnector(config, KVConnectorRole.SCHEDULER, None)
+    connector = BlendConnector(config, KVConnectorRole.SCHEDULER, SimpleNamespace(kv_cache_groups=[]))
     request: Any = SimpleNamespace(
         request_id="r",
         kv_transfer_params=bench.recipe(prompt).transfer_params("t"),

@@ -71,6 +71,7 @@ def main(out: str, *folders: str) -> None:
 def _report(config: Any) -> DoctorReport:
     from vllm.model_executor.model_loader import get_model
 
+    from blendrag.engine.compat.groups import groups_of_runner
     from blendrag.engine.compat.model import leave_rows_whole, output_weight, unsupported_reason
     from blendrag.engine.forward.decoders import make_decoder
     from blendrag.engine.forward.paged import PagedCache
@@ -84,7 +85,7 @@ def _report(config: Any) -> DoctorReport:
     if reason := unsupported_reason(config, runner, model):
         return DoctorReport("", name, (), reason, exact=config.model_config.is_hybrid)
     decoder = make_decoder(model, config)
-    cache = PagedCache(decoder.attentions, runner, _BLOCK_SIZE)
+    cache = PagedCache(decoder.attentions, runner, groups_of_runner(runner))
     if reason := unfit_reason(decoder, cache):
         return DoctorReport("", name, (), reason)
     error = mask_error(decoder, cache, _TOKENS, share=0.25)
@@ -98,24 +99,27 @@ def _report(config: Any) -> DoctorReport:
 
 
 def _groups(config: Any) -> list[list[Any]]:
-    """As vLLM's model runner has them without the hybrid KV cache manager: one, if some layer has all KV,
+    """As vLLM's model runner has them, but with blocks of one size: those of layers with windows apart, each
     divided by the shape of KV."""
     from vllm.model_executor.layers.attention.attention import Attention
     from vllm.model_executor.layers.attention.mla_attention import MLAAttention
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionMetadataBuilder
     from vllm.v1.core.kv_cache_utils import unify_hybrid_kv_cache_specs
 
+    from blendrag.engine.compat.states import CAN_FAIL
+
     layers = config.compilation_config.static_forward_context
     attentions = {name: each for name, each in layers.items() if isinstance(each, Attention | MLAAttention)}
-    by_shape: dict[tuple[int, int], list[str]] = {}
+    by_kind: dict[type, dict[tuple[int, int], list[str]]] = {}
+    specs = {name: each.get_kv_cache_spec(config) for name, each in attentions.items()}
+    if not CAN_FAIL:  # then vLLM is given a connector that wants it so
+        unify_hybrid_kv_cache_specs(specs)
     for name, each in attentions.items():
         of_heads = (each.num_kv_heads, _BLOCK_SIZE, 2 * each.head_size)
         of_block = (_BLOCK_SIZE, each.head_size) if isinstance(each, MLAAttention) else of_heads
         each.kv_cache = torch.zeros((_BLOCKS, *of_block), dtype=config.model_config.dtype)
+        by_shape = by_kind.setdefault(type(specs[name]), {})
         by_shape.setdefault((each.num_kv_heads, each.head_size), []).append(name)
-
-    specs = {name: each.get_kv_cache_spec(config) for name, each in attentions.items()}
-    unify_hybrid_kv_cache_specs(specs)
 
     def group(names: list[str]) -> Any:
         spec = specs[names[0]]
@@ -126,7 +130,7 @@ def _groups(config: Any) -> list[list[Any]]:
             get_metadata_builder=lambda *_: builder,
         )
 
-    return [[group(names) for names in by_shape.values()]] if attentions else []
+    return [[group(names) for names in by_shape.values()] for by_shape in by_kind.values()]
 
 
 if __name__ == "__main__":

@@ -43,15 +43,17 @@ class ChunkedPrompt:
         written: int = 0,
         choices: Choices | None = None,
         idle: bool = True,
+        block_ids: Sequence[Sequence[int]] = (BLOCK_IDS,),
     ) -> BlendReport:
         """written: so many of its first tokens are there already. idle: not beside answers, in small
-        pieces."""
+        pieces. block_ids: in each group of layers."""
         register(root, self.chunks, identity=self.identity)
         tiers = TierSpec(kind="ram", bytes=1 << 24), TierSpec(kind="disk")
         store = open_stack(root, *tiers, identity=self.identity, dtype="float32")
         for chunk in self.chunks:
             put(store, chunk)
-        order = BlendOrder("", "", self.ids, BLOCK_IDS, written, Recipe("", tuple(self.spans), options))
+        recipe, (first, *others) = Recipe("", tuple(self.spans), options), map(list, block_ids)
+        order = BlendOrder("", "", self.ids, first, written, recipe, others=others)
         pace = Pace()
         pace.begin(60.0, idle=idle)
         try:

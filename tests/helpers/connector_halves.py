@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from vllm.config import KVTransferConfig
 from vllm.engine.arg_utils import EngineArgs
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
 from blendrag.control.guard import LoadGuard
 from blendrag.engine.blend.blends import Blends
 from blendrag.engine.client.launch import connector_args
+from blendrag.engine.compat.states import CAN_FAIL
 from blendrag.engine.forward.prompt_forward import LoadedModel
 from blendrag.engine.forward.ranks import ALONE
 from blendrag.engine.forward.slices import Pace, Sliced, StepClock
@@ -33,6 +34,13 @@ _NOTHING: Any = None
 _CPU: Any = SimpleNamespace(device=torch.device("cpu"))
 _LAYER = FullAttentionSpec(block_size=128, num_kv_heads=1, head_size=8, dtype=torch.float32)
 BLOCKS = KVCacheConfig(64, [], [KVCacheGroupSpec(["layer"], _LAYER)])
+WINDOW = 100  # tokens
+_WINDOWED = SlidingWindowSpec(
+    block_size=128, num_kv_heads=1, head_size=8, dtype=torch.float32, sliding_window=WINDOW
+)
+GROUPS = KVCacheConfig(64, [], [KVCacheGroupSpec(["one"], _WINDOWED), KVCacheGroupSpec(["other"], _LAYER)])
+"""Of a model that has layers with and without windows."""
+WINDOWED = KVCacheConfig(64, [], [KVCacheGroupSpec(["layer"], _WINDOWED)])
 
 
 def engine_config(model_dir: Path, settings: Settings, asynchronous: bool = True, **more: Any) -> Any:
@@ -67,9 +75,12 @@ class Runner:
         tokens = [self.forward(name, count) for name, count in scheduled.num_scheduled_tokens.items()]
         if not first:
             half.start_load_kv(None)
-        arrived = half.get_finished(scheduled.finished_req_ids)[1]
+        if CAN_FAIL:
+            results = vars(half.get_transfer_results(scheduled.finished_req_ids))
+        else:
+            results = {"finished_recving": half.get_finished(scheduled.finished_req_ids)[1]}
         output = KVConnectorOutput(
-            finished_recving=arrived,
+            **results,
             invalid_block_ids=half.get_block_ids_with_load_errors(),
             kv_connector_worker_meta=half.build_connector_worker_meta(),
         )

@@ -82,7 +82,7 @@ def outputs(
     width = max(len(request.blocks) for request in requests)
     table = torch.tensor([request.blocks + [0] * (width - len(request.blocks)) for request in requests])
     runs = find_runs(np.concatenate(spans), sequences)
-    metadata = attention_metadata(model.cache.runner, runs, table.int(), torch.zeros(sum(rows)).long())
+    metadata = attention_metadata(model.cache.runner, 0, runs, table.int(), torch.zeros(sum(rows)).long())
     of_step = next(iter(metadata.values()))
     there = {name: put(getattr(of_step, name)) for name in ("query_start_loc", "seq_lens", "block_table")}
     of_step = replace(of_step, **there)

@@ -229,7 +229,7 @@ SHAPES = (
     Shape("Gemma 2", "Gemma2Config", _GEMMA, always=True),
     Shape("Gemma 3", "Gemma3TextConfig", {"sliding_window_pattern": 2, **_GEMMA}),
     Shape("gpt-oss", "GptOssConfig", {**_WINDOWS, **_EXPERTS}, always=True),
-    Shape("Mistral 0.1", "MistralConfig", _WINDOWS, "all of its layers have windows"),
+    Shape("Mistral 0.1", "MistralConfig", {"sliding_window": 256}),
     Shape("Phi 1, Phi 2", "PhiConfig"),
     Shape("OLMo 1", "OlmoConfig"),
     Shape("OLMo 2", "Olmo2Config"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,14 +17,17 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.layers import rotary_embedding
 from vllm.model_executor.model_loader.utils import initialize_model, process_weights_after_loading
 from vllm.utils.torch_utils import set_default_torch_dtype
+from vllm.v1.kv_cache_interface import KVCacheSpec
 from vllm.v1.worker.utils import AttentionGroup
 
+from blendrag.engine.compat.groups import groups_of_runner
 from blendrag.engine.forward.decoders import make_decoder
 from blendrag.engine.forward.paged import PagedCache
 from blendrag.engine.forward.prompt_forward import LoadedModel
 
 CPU = torch.device("cpu")
 KV_HEADS, SIZE, VOCABULARY, BLOCKS = 2, 32, 50_000, 32
+WINDOW = 48  # tokens
 _CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -44,11 +47,17 @@ def small_model(
     layers: int,
     put: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor,
     block_size: int | None = None,
+    windowed: Sequence[bool] = (),
 ) -> LoadedModel:
     """As a worker has it, in float32, with an empty paged cache. The same weights every time. put: moves what
-    the model keeps to where it is. block_size: None: that of engines on CPUs."""
+    the model keeps to where it is. block_size: None: that of engines on CPUs. windowed:
+    which layers have a window; they are a group of their own, as vLLM has it."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(_CONFIG | {"num_hidden_layers": layers}))
+    shape: dict[str, Any] = {"num_hidden_layers": layers}
+    if windowed:
+        kinds = ["sliding_attention" if each else "full_attention" for each in windowed]
+        shape |= {"sliding_window": WINDOW, "layer_types": kinds}
+    (folder / "config.json").write_text(json.dumps(_CONFIG | shape))
     config = EngineArgs(
         model=str(folder),
         dtype="float32",
@@ -70,14 +79,17 @@ def small_model(
                 kept.update({name: put(each.detach()) for name, each in kept.items() if each is not None})
         process_weights_after_loading(model, config.model_config, CPU)
         decoder = make_decoder(model.eval(), config)
-        size, first = config.cache_config.block_size, decoder.attentions[0]
+        size = config.cache_config.block_size
+        groups: dict[type[KVCacheSpec], AttentionGroup] = {}
         for attention in decoder.attentions:
             attention.kv_cache = put(torch.zeros(BLOCKS, KV_HEADS, size, 2 * SIZE))
-        names = [attention.layer_name for attention in decoder.attentions]
-        group = AttentionGroup(first.attn_backend, names, first.get_kv_cache_spec(config), 0)
-        group.create_metadata_builders(config, CPU)
-    runner: Any = SimpleNamespace(attn_groups=[[group]])
-    return LoadedModel(decoder, PagedCache(decoder.attentions, runner, size))
+            spec = attention.get_kv_cache_spec(config)
+            group = groups.setdefault(type(spec), AttentionGroup(attention.attn_backend, [], spec, 0))
+            group.layer_names.append(attention.layer_name)
+        for group in groups.values():
+            group.create_metadata_builders(config, CPU)
+    runner: Any = SimpleNamespace(attn_groups=[[group] for group in groups.values()])
+    return LoadedModel(decoder, PagedCache(decoder.attentions, runner, groups_of_runner(runner)))
 
 
 def _be_alone() -> None:

@@ -101,6 +101,9 @@ class RequestBlend:
         self._choices = Choices() if choices is None else choices
         self._guard = LoadGuard() if guard is None else guard
         self._chosen = self._choices.of(order) if order.written else None
+        # What the engine has of these begins too late for the rows behind a hit: they begin anew.
+        self._given_up = model.cache.given_up(order.block_ids, order.others)
+        self._there = 0 if self._given_up else order.written
         self._options = order.recipe.options
         self._trace = Trace(self._options.trace)
         self._ranks = model.ranks
@@ -205,7 +208,7 @@ class RequestBlend:
             for at, key, n in sorted((at, key, n) for key, at, n in self._order.recipe.spans)
             if at < end and key not in self._missing
         ]
-        written = 0 if self._asks else self._order.written
+        written = 0 if self._asks else self._there
         wanted = [(key, span) for key, span in spans if span.end > written]
         tokens = [(key, ids[span.start : self._whole(span).end]) for key, span in wanted]
         chunks: list[Chunk] = []
@@ -239,7 +242,7 @@ class RequestBlend:
         """Return the chunks that the controller would load. The others are computed like fresh tokens."""
         if self._estimate is None or not chunks:
             return chunks
-        written = self._order.written
+        written = self._there
         there = [chunk for chunk in chunks if chunk[0].end <= written]
         chunks = chunks[len(there) :]
         if not chunks:
@@ -295,7 +298,7 @@ class RequestBlend:
         tokens = PromptTokens.of(order.token_ids, [span for span, _ in chunks])
         reads = selector.reads_question and self._chosen is None
         # The question reads all that stands before it, which therefore has to be written.
-        begin = order.written if reads else _first_needed(order.written, [span for span, _ in chunks])
+        begin = self._there if reads else _first_needed(self._there, [span for span, _ in chunks])
         left = tokens.behind(begin)
         only_left = begin > 0 and not reads
         if only_left:
@@ -305,7 +308,9 @@ class RequestBlend:
         forward = self.forward_type(
             model.decoder,
             left if only_left else tokens,
-            model.cache.pages(order.block_ids, order.written),
+            model.cache.pages(
+                order.block_ids, order.written, order.others, len(order.token_ids) + len(order.behind)
+            ),
             self._pace,
             self._trace,
             Stopwatch(),
@@ -348,20 +353,22 @@ class RequestBlend:
             asking = PromptTokens.of([*self._order.token_ids, *self._order.behind], spans)
             question = self._order.recipe.cached_end  # where it begins, whatever documents are there
             reading = replace(forward, tokens=asking, note=None)  # the second pass notes the same rows again
-            asked = yield from QuestionPass(reading, StoredKV(reading, layers), question).run()
+            stored = StoredKV(reading, layers, again=self._given_up)
+            asked = yield from QuestionPass(reading, stored, question).run()
             shown = download(asked)
-        # No repair changes what stands before all cached tokens.
-        first = max(begin, int(forward.tokens.cached[0]))
-        tokens = forward.tokens.behind(first)
-        count, at = tokens.cached.size, int(np.searchsorted(asking.cached, first))
-        offsets, lengths = map(torch.from_numpy, (tokens.offsets, tokens.lengths))
-        candidates = CachedTokens(offsets, lengths, count, attention=asked[at : at + count])
-        chosen = self._ranks.choose(tokens.cached[selector.select(0, candidates).numpy()])
-        # The choice has waited for all that was launched, so what is shown is here.
-        self._attention = _shares([opened.head.key for _, opened in chunks], asking, shown)
-        self._answered = chosen
-        forward = replace(forward, tokens=tokens)
-        recomputed, computed = yield from FusedPrefill(forward, None, selector, chosen).run()
+            # No repair changes what stands before all cached tokens.
+            first = 0 if self._given_up else max(begin, int(forward.tokens.cached[0]))
+            tokens = forward.tokens.behind(first)
+            count, at = tokens.cached.size, int(np.searchsorted(asking.cached, first))
+            offsets, lengths = map(torch.from_numpy, (tokens.offsets, tokens.lengths))
+            candidates = CachedTokens(offsets, lengths, count, attention=asked[at : at + count])
+            chosen = self._ranks.choose(tokens.cached[selector.select(0, candidates).numpy()])
+            # The choice has waited for all that was launched, so what is shown is here.
+            self._attention = _shares([opened.head.key for _, opened in chunks], asking, shown)
+            self._answered = chosen
+            forward = replace(forward, tokens=tokens)
+            second = stored.second(forward)
+            recomputed, computed = yield from FusedPrefill(forward, second, selector, chosen).run()
         return recomputed, np.concatenate([np.arange(begin, first), computed])
 
     def _selector_of(self, options: BlendOptions) -> Selector:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from blendrag.engine.compat.connector import SchedulerStep, least_rows
+from blendrag.engine.compat.groups import LayerGroup, common_block_size
 from blendrag.engine.hooks import Asked, Orders, SchedulerHook
-from blendrag.engine.wire.recipe import BlendOrder, read_recipe
+from blendrag.engine.wire.recipe import BlendOrder, Recipe, read_recipe
 from blendrag.engine.wire.report import BlendReport
 
 # Requests that are blended, or next in line, at the same time as others run. Those behind them hold no blocks
@@ -17,12 +19,13 @@ _REMEMBERED_S = 300.0
 
 
 class BlendClaims(SchedulerHook):
-    """The claims of prompts with a recipe. salted: whether each needs a salt, since prefix caching is on."""
+    """The claims of prompts with a recipe. groups: of the model's layers. salted: whether each needs a salt,
+    since prefix caching is on."""
 
     name = "blend"
 
-    def __init__(self, block_size: int, *, salted: bool) -> None:
-        self._block_size, self._salted = block_size, salted
+    def __init__(self, groups: Sequence[LayerGroup], *, salted: bool) -> None:
+        self._groups, self._block_size, self._salted = groups, common_block_size(groups), salted
         self._orders: list[BlendOrder] = []
         self._blending: set[str] = set()  # requests that the worker was told of, and has not finished
         self._memory = MemoryLimit()
@@ -38,6 +41,8 @@ class BlendClaims(SchedulerHook):
         claimed = self._claimed(asked)
         if claimed <= computed or 0 < asked.recipe.reused_end(claimed, self._block_size) <= computed:
             return 0
+        if computed and self._begins_anew(claimed) and _rows(asked.recipe, claimed) >= claimed - computed:
+            return 0
         if not self._memory.suffices(claimed):
             asked.refuse("memory", "a prompt that is no longer than this one has just run out of memory")
             return 0
@@ -45,18 +50,24 @@ class BlendClaims(SchedulerHook):
             return None  # it would hold its blocks, and do nothing with them
         return claimed - computed
 
+    def _begins_anew(self, tokens: int) -> bool:
+        """Return whether a prompt of so many tokens is blended from its beginning, whatever is there of it:
+        the rows behind a hit would look for KV that vLLM gives up."""
+        return any(group.gives_up(tokens) for group in self._groups)
+
     def _claimed(self, asked: Asked) -> int:
         assert asked.recipe is not None
         return asked.recipe.claim(asked.prompt, self._block_size, own=least_rows())
 
-    def allocated(self, asked: Asked, block_ids: list[int], claimed: int) -> None:
+    def allocated(self, asked: Asked, block_ids: Sequence[list[int]], claimed: int) -> None:
         if asked.recipe is None or not claimed:
             return
         self._blending.add(asked.id)
         end, ids = self._claimed(asked), asked.ids(asked.prompt)
-        behind = ids[end:] if len(ids) <= len(block_ids) * self._block_size else []
+        room = min(len(held) * of.block_size for held, of in zip(block_ids, self._groups, strict=True))
+        behind, (first, *others) = ids[end:] if len(ids) <= room else [], block_ids
         self._orders.append(
-            BlendOrder(asked.id, asked.ticket, ids[:end], block_ids, end - claimed, asked.recipe, behind)
+            BlendOrder(asked.id, asked.ticket, ids[:end], first, end - claimed, asked.recipe, behind, others)
         )
 
     def orders(self, step: SchedulerStep) -> Orders:
@@ -70,6 +81,11 @@ class BlendClaims(SchedulerHook):
 
     def finished(self, request_id: str) -> None:
         self._blending.discard(request_id)
+
+
+def _rows(recipe: Recipe, claimed: int) -> float:
+    """Return about how many rows are computed if a prompt is blended from its beginning."""
+    return claimed - recipe.cached * (1 - recipe.options.recompute_ratio)
 
 
 class MemoryLimit:

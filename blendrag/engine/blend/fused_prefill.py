@@ -28,8 +28,8 @@ from blendrag.select.interface import CachedTokens, Selector
 class FusedPrefill:
     """One request's fused prefill. Use once: ``yield from FusedPrefill(...).run()``.
 
-    stored: the stored KV; None where it is in the pages already. chosen: the positions to recompute, if they
-    were decided before; else the selector is asked.
+    stored: the stored KV; None where it is in the pages already, as that of layers is which it does not
+    bring. chosen: the positions to recompute, if they were decided before; else the selector is asked.
     """
 
     def __init__(
@@ -58,20 +58,19 @@ class FusedPrefill:
         rows = forward.embed(tokens.computed(repaired))
         shift = self._shift(repaired) if checks == (0,) else None
         ends = None if shift is None else shift.ends(rows.positions.host)
-        read = forward.pages.reader(tokens.cached) if shift is not None and self._stored is None else None
+        read = forward.pages.reader(tokens.cached)
         recomputed: list[int] = []  # per layer, from the first choice on
         for layer in range(layers):
             reuses = repaired.size < tokens.cached.size
             check = layer > 0 and layer in checks and tokens.cached.size > 0
-            if self._stored is not None and (reuses or check):
-                yield from self._stored.arrival(layer)
-            written = self._stored.write(layer, check) if self._stored is not None and reuses else None
+            stored = self._stored if self._stored is not None and self._stored.brings(layer) else None
+            if stored is not None and (reuses or check):
+                yield from stored.arrival(layer)
+            written = stored.write(layer, check) if stored is not None and reuses else None
             if len(rows):  # otherwise only stored KV is left to write
                 look: Look | None = partial(self._choose, layer, repaired) if check else None
                 if shift is not None and layer > 0:  # KV of layer 0 depends on nothing else
-                    stored = written if read is None else read(layer)
-                    assert stored is not None, "a shift has cached tokens that are not repaired"
-                    look = partial(shift.move, layer, stored)
+                    look = partial(shift.move, layer, read(layer) if written is None else written)
                 rows = yield from forward.layer(layer, rows, look, check, ends)
                 repaired = tokens.repaired(rows.positions.host) if check else repaired
             if layer >= checks[0]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
+from collections.abc import Container, Generator, Sequence
 from functools import partial
 
 from blendrag.engine.forward.indices import upload
@@ -13,19 +13,35 @@ from blendrag.load.layers import StoredLayer, StoredLayers
 
 class StoredKV:
     """The stored KV of one prompt, which a loader reads. Layers are asked for in ascending order; some may be
-    left out."""
+    left out. again: those that :meth:`second` brings."""
 
-    def __init__(self, forward: PromptForward, layers: StoredLayers) -> None:
-        self._forward, self._layers = forward, layers
+    def __init__(self, forward: PromptForward, layers: StoredLayers, again: Sequence[int] = ()) -> None:
+        self._forward, self._layers, self._again = forward, layers, again
+        self._brought: Container[int] = range(forward.decoder.num_layers)
+        self._begun = False
         self._last: tuple[int, StoredLayer] | None = None
         self._positions = upload(forward.tokens.cached, forward.device)
         self._places = forward.pages.places(forward.tokens.cached)
 
+    def second(self, forward: PromptForward) -> StoredKV | None:
+        """Return what comes a second time, for another forward over as many of the cached tokens; None if
+        nothing does."""
+        if not self._again:
+            return None
+        second = StoredKV(forward, self._layers)
+        second._brought, second._begun = self._again, True
+        return second
+
+    def brings(self, layer: int) -> bool:
+        """Return whether the layer may be asked for. Of others, what is stored is in the pages."""
+        return layer in self._brought
+
     def begin(self, first_layer: int) -> None:
         """Begin loading. No layer below ``first_layer`` will be asked for. Called once, before any other
         method."""
-        if self._forward.tokens.cached.size:
-            self._layers.fetch_kv(first_layer)
+        if self._forward.tokens.cached.size and not self._begun:
+            self._layers.fetch_kv(first_layer, self._again)
+            self._begun = True
 
     def arrival(self, layer: int) -> Generator[None, None, None]:
         """Pause until the layer is here."""
@@ -43,7 +59,8 @@ class StoredKV:
     def at(self, layer: int) -> KV:
         """Return the layer as it is stored, K before RoPE, to compare with. It has to have arrived."""
         assert self._last is not None and self._last[0] == layer
-        return self._forward.decoder.kv[layer].loaded(*self._last[1])
+        stored = (part[: len(self._positions)] for part in self._last[1])
+        return self._forward.decoder.kv[layer].loaded(*stored)
 
     def write(self, layer: int, compared: bool = False) -> KV:
         """Write the layer to the pages, and return its K, moved to its positions, and V. compared: whether

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from blendrag.engine.compat.connector import RequestBlocks, SchedulerStep
 from blendrag.engine.hooks import Asked, Orders, SchedulerHook
@@ -22,7 +22,7 @@ class BlockFreeing(SchedulerHook):
     def bind(self, blocks: RequestBlocks | None) -> None:
         self._blocks = blocks
 
-    def allocated(self, asked: Asked, block_ids: list[int], claimed: int) -> None:
+    def allocated(self, asked: Asked, block_ids: Sequence[list[int]], claimed: int) -> None:
         """Note a prompt that is blended. If its recipe asks for it, it is evicted once its first token is
         there."""
         if claimed and asked.recipe is not None and asked.recipe.options.kv_budget is not None:

@@ -281,7 +281,8 @@ def connector_args(settings: Settings, *, sealed: bool = False) -> dict[str, Any
     """Return keyword arguments for vLLM's ``KVTransferConfig``. sealed: whether recipes have to be sealed
     with a secret."""
     return {
-        "kv_connector": "BlendConnector",
+        # Nodes of a tree have the blocks of all layers, in one group.
+        "kv_connector": "BlendConnector" if settings.tree else "GroupsConnector",
         "kv_connector_module_path": "blendrag.engine.worker.connector",
         "kv_role": "kv_consumer",
         "kv_load_failure_policy": "recompute",

@@ -148,9 +148,9 @@ class SchedulerStep:
                 yield request_id, new[0]
 
 
-def block_ids_of(blocks: Any, group: int) -> list[int]:
-    """Return the ids of the blocks (``KVCacheBlocks``) that a request has in this group of layers."""
-    return list(blocks.get_block_ids()[group])
+def block_ids_of(blocks: Any) -> list[list[int]]:
+    """Return the ids of the blocks (``KVCacheBlocks``) that a request has in each group of layers."""
+    return [list(ids) for ids in blocks.get_block_ids()]
 
 
 def transfer_results(arrived: set[str], failed: set[str]) -> Any:

@@ -15,13 +15,20 @@ from vllm.model_executor.layers.attention.attention import Attention
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.model_executor.layers.linear import RowParallelLinear
 from vllm.v1.attention.backend import AttentionType, CommonAttentionMetadata
-from vllm.v1.kv_cache_interface import AttentionSpec, MLAAttentionSpec, SlidingWindowSpec
+from vllm.v1.kv_cache_interface import (
+    AttentionSpec,
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    MLAAttentionSpec,
+    SlidingWindowSpec,
+)
 
 from blendrag.attention.runs import Runs
 from blendrag.attention.scores import Scores
 from blendrag.engine.compat.layer_kv import is_latent, layer_kv, stored_shape, unread_latents
 from blendrag.engine.compat.parallel import divided_otherwise
 from blendrag.engine.compat.platform import FP8_KV, PLAIN_KV, is_cpu
+from blendrag.engine.compat.states import CAN_FAIL
 from blendrag.store.identity import kv_shape
 
 # Structures that `known_layers.KnownDecoder` computes piecewise; anything else goes through whole layers.
@@ -58,6 +65,9 @@ _STATIC_ROPES = frozenset(
 
 # Types of RoPE in a configuration whose angles change with the prompt's length.
 _MOVING_ROPES = frozenset({"dynamic", "longrope"})
+
+# How layers are kept where some are kept otherwise than others.
+_GROUPED = (FullAttentionSpec, SlidingWindowSpec, ChunkedLocalAttentionSpec)
 
 # Attention backends that keep K and V of a token and head next to each other.
 _PACKED_BACKENDS = frozenset({"FLASH_ATTN", "FLASHINFER", "TRITON_ATTN"})
@@ -130,11 +140,14 @@ def unsupported_reason(vllm_config: Any, runner: Any, model: Any) -> str | None:
         return f"the common shape of its layers' KV is {shape}, and by its config.json {expected}"
     if any(_has_smaller_blocks(attention_of(layer), vllm_config) for layer in layers):
         return "the attention backend splits KV blocks"
-    if len(runner.attn_groups) != 1:
-        return "the model needs several KV cache groups"
-    if any(isinstance(group.kv_cache_spec, SlidingWindowSpec) for group in runner.attn_groups[0]):
-        return "all of its layers have windows: the engine gives up the KV behind them"
-    if any(_splits_blocks(group) for group in runner.attn_groups[0]):
+    kinds = [kind for group in runner.attn_groups for kind in group]
+    behind = SlidingWindowSpec | ChunkedLocalAttentionSpec
+    if any(isinstance(kind.kv_cache_spec, behind) for kind in kinds) and not CAN_FAIL:
+        return "layers have windows, and this vLLM cannot be told that what is behind them is missing"
+    known = all(runner.attn_groups) and all(type(kind.kv_cache_spec) in _GROUPED for kind in kinds)
+    if len(runner.attn_groups) > 1 and not known:
+        return "its KV cache groups are of kinds that are not known"
+    if any(_splits_blocks(kind) for kind in kinds):
         return "the attention backend splits KV blocks"
     return None
 
@@ -359,10 +372,10 @@ def attend(attention: Any, query: torch.Tensor, cache: torch.Tensor, metadata: A
 
 
 def attention_metadata(
-    runner: Any, runs: Runs, block_table: torch.Tensor, slots: torch.Tensor
+    runner: Any, group: int, runs: Runs, block_table: torch.Tensor, slots: torch.Tensor
 ) -> dict[str, Any]:
-    """Return the backend's own metadata for ``runs`` as pseudo-requests, by attention layer name. Only for
-    the CPU: elsewhere builders fill buffers that the engine's running step may read.
+    """Return the backend's own metadata for ``runs`` as pseudo-requests, by the names of a group's attention
+    layers. Only for the CPU: elsewhere builders fill buffers that the engine's running step may read.
 
     block_table: [sequences, blocks] int32.
     """
@@ -380,9 +393,9 @@ def attention_metadata(
         causal=True,
     )
     by_layer: dict[str, Any] = {}
-    for group in runner.attn_groups[0]:
-        metadata = group.get_metadata_builder(0).build(0, common)
-        by_layer.update(dict.fromkeys(group.layer_names, metadata))
+    for kind in runner.attn_groups[group]:
+        metadata = kind.get_metadata_builder(0).build(0, common)
+        by_layer.update(dict.fromkeys(kind.layer_names, metadata))
     return by_layer
 
 

@@ -19,10 +19,10 @@ from vllm.v1.kv_cache_interface import KVCacheConfig, MambaSpec
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
-from blendrag.engine.compat import connector, head_attention, model, norms, requests, start, states
+from blendrag.engine.compat import connector, groups, head_attention, model, norms, requests, start, states
 
 # These import the rest: a missing name is an ImportError here, and not later in a worker.
-_PARTS = (connector, head_attention, model, norms, requests, start, states)
+_PARTS = (connector, groups, head_attention, model, norms, requests, start, states)
 
 
 def missing() -> list[str]:

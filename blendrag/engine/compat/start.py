@@ -64,6 +64,8 @@ def fitting_connector(
     shapes = text.get("per_layer_config") or text.get("global_head_dim")
     if shapes and text.get("num_kv_shared_layers"):
         return None, "its layers share KV of several shapes"
+    if not CAN_FAIL:
+        return connector | {"kv_connector": "BlendConnector"}, ""
     return connector, ""
 
 
@@ -86,7 +88,7 @@ class MemoryPlan(NamedTuple):
     """The memory that an engine may take, in bytes.
 
     device: all there is. share: the part of it for weights and KV together. cache: for KV, if that is given.
-    window: tokens of the longest prompt. prompt: the KV of that prompt, with full attention.
+    window: tokens of the longest prompt. prompt: what vLLM keeps of its KV.
     """
 
     device: int
@@ -102,13 +104,24 @@ def memory_plan(arguments: dict[str, Any]) -> MemoryPlan:
 
     config = AsyncEngineArgs(**arguments).create_engine_config()
     model, cache = config.model_config, config.cache_config
-    numbers = model.get_num_layers(config.parallel_config) * model.get_head_size()
+    numbers = model.get_head_size()  # of a token in a layer
     numbers *= 1 if model.use_mla else 2 * model.get_num_kv_heads(config.parallel_config)
     device = int(current_platform.get_device_total_memory())
     share = int(device * cache.gpu_memory_utilization)
     bytes_each = 1 if cache.cache_dtype not in PLAIN_KV else model.dtype.itemsize
-    window = model.max_model_len
-    return MemoryPlan(device, share, cache.kv_cache_memory_bytes, window, numbers * bytes_each * window)
+    prompt = numbers * bytes_each * _kept_tokens(config)
+    return MemoryPlan(device, share, cache.kv_cache_memory_bytes, model.max_model_len, prompt)
+
+
+def _kept_tokens(config: VllmConfig) -> int:
+    """Return of how many tokens KV is kept of the longest prompt, summed over layers."""
+    model, steps = config.model_config, config.scheduler_config
+    layers, longest = model.get_num_layers(config.parallel_config), model.max_model_len
+    window: int | None = getattr(model.hf_text_config, "sliding_window", None)
+    if not window or steps.disable_hybrid_kv_cache_manager:
+        return layers * longest
+    full = (getattr(model.hf_text_config, "layer_types", None) or []).count("full_attention")
+    return full * longest + (layers - full) * min(longest, window + steps.max_num_batched_tokens)
 
 
 def engine_processes() -> list[BaseProcess]:

@@ -7,9 +7,10 @@ position in a sequence, never by block, slot or layout.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,7 @@ import torch
 from blendrag.attention.latent import LatentRows, paged_latent_attention
 from blendrag.attention.paged import PagedRows, paged_attention
 from blendrag.attention.runs import find_runs
+from blendrag.engine.compat.groups import NULL_BLOCK, LayerGroup, common_block_size
 from blendrag.engine.compat.layer_kv import is_latent, layer_kv
 from blendrag.engine.compat.model import (
     attend,
@@ -34,19 +36,27 @@ from blendrag.engine.forward.blocks import KVBlocks
 from blendrag.engine.forward.indices import Ints, upload
 from blendrag.engine.forward.page_order import PageOrder
 
-# The addresses that some rows need to attend to their sequence, in any layer. A dict is the backend's
-# metadata, by attention layer. Latents have those of each sequence.
-Addresses = PagedRows | list[LatentRows] | dict[str, Any]
+# The addresses that some rows need to attend to their sequence, in the layers of a group. A dict is the
+# backend's metadata, by attention layer. Latents have those of each sequence.
+GroupAddresses = PagedRows | list[LatentRows] | dict[str, Any]
+Addresses = Sequence[GroupAddresses]
 
 
 class PagedCache(KVBlocks):
-    """The paged cache of a loaded model. ``runner``: vLLM's model runner."""
+    """The paged cache of a loaded model. ``runner``: vLLM's model runner. ``groups``: of its layers."""
 
-    def __init__(self, attentions: Sequence[Any], runner: Any, block_size: int) -> None:
-        super().__init__(attentions, block_size)
-        self.runner = runner
+    def __init__(self, attentions: Sequence[Any], runner: Any, groups: Sequence[LayerGroup]) -> None:
+        super().__init__(attentions, common_block_size(groups))
+        self.runner, self.groups = runner, groups
         self.kv = [layer_kv(attention) for attention in attentions]
+        self.group = [self._group_of(attention) for attention in attentions]
         self._orders: dict[torch.Size, PageOrder | None] = {}
+
+    def _group_of(self, attention: Any) -> int:
+        if len(self.groups) == 1:
+            return 0
+        name = name_of(attention)
+        return next(number for number, group in enumerate(self.groups) if name in group.layers)
 
     @property
     def by_kernel(self) -> bool:
@@ -62,6 +72,17 @@ class PagedCache(KVBlocks):
     def latent(self) -> bool:
         """Return whether blocks have latents, one head that is K and V (MLA)."""
         return is_latent(self.attentions[0])
+
+    def given_up(self, block_ids: Sequence[int], others: Sequence[Sequence[int]] = ()) -> tuple[int, ...]:
+        """Return the layers of which a request has only its last blocks, since the others are behind a
+        window. Takes what :meth:`pages` does."""
+        behind = self._behind((block_ids, *others))
+        return tuple(layer for layer, group in enumerate(self.group) if behind[group])
+
+    def _behind(self, block_ids: Sequence[Sequence[int]]) -> list[int]:
+        """Return how many of a request's first tokens have no blocks, in each group."""
+        pairs = zip(block_ids, self.groups, strict=True)
+        return [group.block_size * _leading_nulls(ids) if group.window else 0 for ids, group in pairs]
 
     def order(self, layer: int) -> PageOrder | None:
         """Return the order of the numbers in a layer's blocks on a CPU; None elsewhere, of latents, and if it
@@ -84,49 +105,109 @@ class PagedCache(KVBlocks):
             for layer, each in enumerate(self.attentions)
         )
 
-    def pages(self, block_ids: Sequence[int], written: int = 0) -> Pages:
-        """Return the pages of one request, the first ``written`` tokens of which are there."""
-        return Pages(self, np.array([block_ids]), written)
+    def pages(
+        self,
+        block_ids: Sequence[int],
+        written: int = 0,
+        others: Sequence[Sequence[int]] = (),
+        length: int = 0,
+    ) -> Pages:
+        """Return the pages of one request, the first ``written`` tokens of which are there.
+
+        block_ids, others: its blocks in the first group of layers, and in each other one. length: tokens that
+        are written; asked for only where blocks are behind windows.
+        """
+        held, behind = (block_ids, *others), self._behind((block_ids, *others))
+        tables = [
+            _Table(self.device, np.array([ids]), group.block_size, max(written, gone))
+            for ids, group, gone in zip(held, self.groups, behind, strict=True)
+        ]
+        if not any(behind):
+            return Pages(self, tables)
+        # All of the prompt's rows attend, also those of whose window the engine has no blocks.
+        apart = self._apart([length])
+        attended = [at if gone else own for own, at, gone in zip(tables, apart, behind, strict=True)]
+        return Pages(self, attended, tables)
 
     def scratch(self, lengths: Sequence[int]) -> Pages:
         """Return room for sequences of these lengths apart from the engine's: for one layer at a time, any of
         them."""
-        table = np.zeros((len(lengths), -(-max(lengths) // self.block_size)), np.int64)
+        return Pages(self, self._apart(lengths))
+
+    def _apart(self, lengths: Sequence[int]) -> list[_Table]:
+        """Return the blocks of such sequences in each group; groups with blocks of one size share them."""
+        by_size = {group.block_size: self._scratch(lengths, group.block_size) for group in self.groups}
+        return [by_size[group.block_size] for group in self.groups]
+
+    def _scratch(self, lengths: Sequence[int], size: int) -> _Table:
+        table = np.zeros((len(lengths), -(-max(lengths) // size)), np.int64)
         first = 0
         for row, length in enumerate(lengths):
-            count = -(-length // self.block_size)
+            count = -(-length // size)
             table[row, :count] = range(first, first + count)
             first += count
-        return Pages(self, table, scratch=first)
+        return _Table(self.device, table, size, scratch=first)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Places:
-    """The places that some rows go to, in every layer alike: the rows from ``first`` on, to ``slots``, [m]
-    int64."""
+def _leading_nulls(block_ids: Sequence[int]) -> int:
+    return next((at for at, block in enumerate(block_ids) if block != NULL_BLOCK), len(block_ids))
 
+
+class _Table:
+    """The blocks of some sequences, [sequences, blocks], in layers whose blocks have ``size`` tokens.
+
+    written: how many of the first tokens are not to be written. scratch: how many blocks the memory apart
+    from the engine's has that they are in; 0: they are in the engine's.
+    """
+
+    def __init__(
+        self, device: torch.device, block_ids: Ints, size: int, written: int = 0, scratch: int = 0
+    ) -> None:
+        self.block_ids, self.size, self._written, self._scratch = block_ids, size, written, scratch
+        self._memory: dict[torch.Size, torch.Tensor] = {}  # by the shape of a block
+        self.on_device = upload(block_ids.astype(np.int32), device)
+
+    def places(self, positions: Ints, sequences: Ints | int) -> _Slots:
+        first = int(np.searchsorted(positions, self._written)) if self._written else 0
+        return _Slots(self, upload(self.slots(positions, sequences)[first:], self.on_device.device), first)
+
+    def slots(self, positions: Ints, sequences: Ints | int) -> Ints:
+        slots: Ints = self.block_ids[sequences, positions // self.size] * self.size + positions % self.size
+        return slots
+
+    def memory_of(self, attention: Any) -> torch.Tensor:
+        like = cache_of(attention)
+        if not self._scratch:
+            return like
+        if like.shape[1:] not in self._memory:
+            self._memory[like.shape[1:]] = scratch_cache(attention, self._scratch)
+        return self._memory[like.shape[1:]]
+
+
+class _Slots(NamedTuple):
+    """The places of the rows from ``first`` on: ``slots``, [m] int64."""
+
+    table: _Table
     slots: torch.Tensor
-    first: int = 0
+    first: int
+
+
+Places = Sequence[Sequence[_Slots]]
+"""The places that some rows go to, in every layer alike, by its group."""
 
 
 class Pages:
-    """The blocks of some sequences, [sequences, blocks]. ``scratch``: how many blocks the cache apart from
-    the engine's has that they are in; 0: they are in the engine's.
+    """The blocks of some sequences, in each group of layers: those that rows attend to, and those that are
+    ``kept``, if they are others: K and V go into both.
 
     Positions are [n], in the sequence (or the sequences, [n]) that a method is given; ascending, where some
     tokens are there already. They and what follows from them are computed on the host.
     """
 
-    def __init__(
-        self,
-        cache: PagedCache,
-        block_ids: Ints,
-        written: int = 0,
-        scratch: int = 0,
-    ) -> None:
-        self._cache, self._block_ids, self.written, self._scratch = cache, block_ids, written, scratch
-        self._memory: dict[torch.Size, torch.Tensor] = {}  # by the shape of a block
-        self._table = upload(block_ids.astype(np.int32), cache.device)
+    def __init__(self, cache: PagedCache, attended: Sequence[_Table], kept: Sequence[_Table] = ()) -> None:
+        self._cache, self._attended = cache, attended
+        pairs = zip(attended, kept or attended, strict=True)
+        self._written = [(one,) if one is other else (one, other) for one, other in pairs]
 
     @property
     def device(self) -> torch.device:
@@ -134,45 +215,59 @@ class Pages:
 
     def places(self, positions: Ints, sequences: Ints | int = 0) -> Places:
         """Return places for :meth:`write`, in any layer. What is there already is not written again."""
-        first = int(np.searchsorted(positions, self.written)) if self.written else 0
-        return Places(upload(self._slots(positions, sequences)[first:], self.device), first)
+        known: dict[_Table, _Slots] = {}
+        for table in chain.from_iterable(self._written):
+            if table not in known:
+                known[table] = table.places(positions, sequences)
+        return [[known[table] for table in tables] for tables in self._written]
 
     def write(self, layer: int, places: Places, key: torch.Tensor, value: torch.Tensor) -> None:
         """Write [n, kv_heads, head_size] K (with RoPE) and V."""
-        if places.slots.numel():
-            kv, first = self._cache.kv[layer], places.first
-            kv.write(key[first:], value[first:], self._of(kv.attention), places.slots)
+        kv = self._cache.kv[layer]
+        for table, slots, first in places[self._cache.group[layer]]:
+            if slots.numel():
+                kv.write(key[first:], value[first:], table.memory_of(kv.attention), slots)
 
     def addresses(self, positions: Ints, sequences: Ints | int = 0) -> Addresses:
         """Return addresses for :meth:`attend`, in any layer: rows that see their sequence up to these
         positions."""
         sequences = np.broadcast_to(sequences, positions.shape)
         if self._cache.latent:
-            return [self._latents(one, positions, sequences == one) for one in np.unique(sequences)]
+            (table,) = self._attended
+            return [[self._latents(table, one, positions, sequences == one) for one in np.unique(sequences)]]
         if self._cache.by_kernel:
             # Separate tensors: the kernel is compiled again for memory with another alignment.
             at, of = (upload(each.astype(np.int32), self.device) for each in (positions, sequences))
-            return PagedRows(at, of, self._table)
-        slots = torch.from_numpy(self._slots(positions, sequences))
-        return attention_metadata(self._cache.runner, find_runs(positions, sequences), self._table, slots)
+            return [PagedRows(at, of, table.on_device) for table in self._attended]
+        runs = find_runs(positions, sequences)
+        return [
+            attention_metadata(
+                self._cache.runner,
+                group,
+                runs,
+                table.on_device,
+                torch.from_numpy(table.slots(positions, sequences)),
+            )
+            for group, table in enumerate(self._attended)
+        ]
 
     def attend(self, layer: int, query: torch.Tensor, addresses: Addresses) -> torch.Tensor:
         """Return the attention of ``query``, [n, heads, head_size], over K and V that are written; same
         shape."""
-        attention = self._cache.attentions[layer]
-        memory = self._of(attention)
-        if isinstance(addresses, list):
+        attention, at = self._cache.attentions[layer], addresses[self._cache.group[layer]]
+        memory = self._of(layer)
+        if isinstance(at, list):
             width = self._cache.kv[layer].value[1]
-            return paged_latent_attention(query, memory, addresses, scale_of(attention), width)
-        if not isinstance(addresses, PagedRows):
-            return attend(attention, query, memory, addresses[name_of(attention)])
+            return paged_latent_attention(query, memory, at, scale_of(attention), width)
+        if not isinstance(at, PagedRows):
+            return attend(attention, query, memory, at[name_of(attention)])
         scores, key_value = scores_of(attention), key_value_of(attention, memory)
         assert scores is not None and key_value is not None, "such a model is not blended"
         scales = scales_of(attention)
         if scales is None:
-            return paged_attention(query, *key_value, addresses, scores)
+            return paged_attention(query, *key_value, at, scores)
         scores = replace(scores, scale=scores.scale * scales[0])
-        return paged_attention(query, *key_value, addresses, scores) * scales[1]
+        return paged_attention(query, *key_value, at, scores) * scales[1]
 
     @property
     def readable(self) -> bool:
@@ -182,48 +277,58 @@ class Pages:
     def reader(self, positions: Ints) -> Callable[[int], tuple[torch.Tensor, torch.Tensor]]:
         """Return what reads, by layer, K (with RoPE) and V that are written at these positions, [n, kv_heads,
         head_size] each."""
-        size, attentions = self._cache.block_size, self._cache.attentions
-        if self._cache.order(0) is None:
-            block = upload(self._block_ids[0, positions // size], self.device)
-            place = upload(positions % size, self.device)
+        readers: dict[int, Callable[[int], tuple[torch.Tensor, torch.Tensor]]] = {}
 
-            def by_views(layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-                if self._cache.latent:
-                    key = self._of(attentions[layer])[block, place][:, None]
-                    return key, key[..., : self._cache.kv[layer].value[1]]
-                views = key_value_of(attentions[layer], self._of(attentions[layer]))
-                assert views is not None, "asked for where caches are readable"
-                return views[0][block, place], views[1][block, place]
+        def read(layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+            group = self._cache.group[layer]
+            if group not in readers:
+                by_views = self._cache.order(layer) is None
+                make = self._reader_by_views if by_views else self._reader_by_order
+                readers[group] = make(self._attended[group], positions)
+            return readers[group](layer)
 
-            return by_views
-        first, end = positions[0] // size, positions[-1] // size + 1
-        blocks = upload(self._block_ids[0, first:end], self.device)
-        at = upload(positions - first * size, self.device)
+        return read
+
+    def _reader_by_views(
+        self, table: _Table, positions: Ints
+    ) -> Callable[[int], tuple[torch.Tensor, torch.Tensor]]:
+        block = upload(table.block_ids[0, positions // table.size], self.device)
+        place = upload(positions % table.size, self.device)
+
+        def by_views(layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+            if self._cache.latent:
+                key = self._of(layer)[block, place][:, None]
+                return key, key[..., : self._cache.kv[layer].value[1]]
+            views = key_value_of(self._cache.attentions[layer], self._of(layer))
+            assert views is not None, "asked for where caches are readable"
+            return views[0][block, place], views[1][block, place]
+
+        return by_views
+
+    def _reader_by_order(
+        self, table: _Table, positions: Ints
+    ) -> Callable[[int], tuple[torch.Tensor, torch.Tensor]]:
+        first, end = positions[0] // table.size, positions[-1] // table.size + 1
+        blocks = upload(table.block_ids[0, first:end], self.device)
+        at = upload(positions - first * table.size, self.device)
 
         def by_order(layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-            pages, order = self._of(attentions[layer])[blocks].flatten(2), self._cache.order(layer)
+            pages, order = self._of(layer)[blocks].flatten(2), self._cache.order(layer)
             assert order is not None, "asked for where caches are readable"
             key, value = (order.read(part, pages).transpose(1, 2).flatten(0, 1) for part in (0, 1))
             return key[at], value[at]
 
         return by_order
 
-    def _of(self, attention: Any) -> torch.Tensor:
-        like = cache_of(attention)
-        if not self._scratch:
-            return like
-        if like.shape[1:] not in self._memory:
-            self._memory[like.shape[1:]] = scratch_cache(attention, self._scratch)
-        return self._memory[like.shape[1:]]
+    def _of(self, layer: int) -> torch.Tensor:
+        """Return the memory that rows attend to in a layer."""
+        return self._attended[self._cache.group[layer]].memory_of(self._cache.attentions[layer])
 
-    def _latents(self, sequence: int, positions: Ints, among: npt.NDArray[np.bool_]) -> LatentRows:
-        size, mine = self._cache.block_size, positions[among]
+    def _latents(
+        self, table: _Table, sequence: int, positions: Ints, among: npt.NDArray[np.bool_]
+    ) -> LatentRows:
+        mine = positions[among]
         every = np.arange(mine.max(initial=-1) + 1)
-        blocks, places = self._block_ids[sequence, every // size], every % size
+        blocks, places = table.block_ids[sequence, every // table.size], every % table.size
         parts = np.flatnonzero(among), mine, blocks, places
         return LatentRows(*(upload(part, self.device) for part in parts))
-
-    def _slots(self, positions: Ints, sequences: Ints | int) -> Ints:
-        size = self._cache.block_size
-        slots: Ints = self._block_ids[sequences, positions // size] * size + positions % size
-        return slots

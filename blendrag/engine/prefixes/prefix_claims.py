@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from blendrag.engine.compat.connector import SchedulerStep
@@ -50,7 +51,7 @@ class PrefixClaims(SchedulerHook):
             return min(path.held_end, asked.prompt - 1)
         return path.held_end if path.state and path.held_end < asked.prompt else 0
 
-    def allocated(self, asked: Asked, block_ids: list[int], claimed: int) -> None:
+    def allocated(self, asked: Asked, block_ids: Sequence[list[int]], claimed: int) -> None:
         """Note the blocks of a request; ``claimed`` of its tokens are to be loaded. It is called again for a
         request that had to give its blocks up, or has waited for what was loaded."""
         if not asked.plain:
@@ -62,11 +63,12 @@ class PrefixClaims(SchedulerHook):
         if path is None:
             return
         asked.counts = not path.grows
+        own = block_ids[self._states.groups.attention if self._states else 0]
         known = self._growing.get(asked.id)
         if known is not None:
-            known.block_ids = list(block_ids)
+            known.block_ids = list(own)
         else:
-            self._growing[asked.id] = _Growing(asked, path, list(block_ids), path.held)
+            self._growing[asked.id] = _Growing(asked, path, list(own), path.held)
         used = path.held and known is None and not path.grows
         if claimed or used:  # without tokens: a use of what the engine has itself
             end, written = path.held_end, self._loaded(asked, path) - claimed
@@ -79,7 +81,7 @@ class PrefixClaims(SchedulerHook):
                     path.tree,
                     nodes,
                     ids,
-                    list(block_ids),
+                    list(own),
                     written,
                     not path.grows,
                     path.state,

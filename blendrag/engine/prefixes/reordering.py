@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from blendrag.engine.compat.connector import SchedulerStep
@@ -116,7 +117,7 @@ class ReorderedClaims(SchedulerHook):
     def claim(self, asked: Asked, computed: int) -> int | None:
         return None if asked.plain and not self._order.may_begin(asked.id, computed) else 0
 
-    def allocated(self, asked: Asked, block_ids: list[int], claimed: int) -> None:
+    def allocated(self, asked: Asked, block_ids: Sequence[list[int]], claimed: int) -> None:
         self._order.began(asked.id)
 
     def orders(self, step: SchedulerStep) -> Orders:

@@ -119,7 +119,8 @@ class EvictionOrder:
 @dataclass(slots=True)
 class BlendOrder:
     """An order to blend one prompt: the worker computes tokens [0, len(token_ids)), of which ``written`` are
-    there. behind: the prompt's other tokens, which may be read where the last block has room for them."""
+    there. block_ids, others: its blocks in the first group of layers, and in each other one. behind: the
+    prompt's other tokens, which may be read where the last blocks have room for them."""
 
     request_id: str
     ticket: str
@@ -128,6 +129,7 @@ class BlendOrder:
     written: int
     recipe: Recipe
     behind: list[int] = field(default_factory=list)
+    others: list[list[int]] = field(default_factory=list)
 
 
 def read_recipe(params: dict[str, Any] | None) -> Recipe | None:

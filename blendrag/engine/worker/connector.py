@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -28,8 +29,9 @@ from blendrag.engine.compat.connector import (
     message_of_workers,
     transfer_results,
 )
+from blendrag.engine.compat.groups import LayerGroup, groups_of_config
 from blendrag.engine.compat.platform import front_end_in_rust
-from blendrag.engine.compat.states import StateBlocks, StateGroups
+from blendrag.engine.compat.states import CAN_FAIL, StateBlocks, StateGroups
 from blendrag.engine.guard.prefill_times import PrefillTimes
 from blendrag.engine.hooks import Asked, SchedulerHook, Step
 from blendrag.engine.prefixes.prefix_claims import PrefixClaims
@@ -49,14 +51,16 @@ _TIERS_EVERY_S = 1.0
 _log = logging.getLogger(__name__)
 
 
-def _hooks(transfer: Transfer, states: StateBlocks | None) -> list[SchedulerHook]:
+def _hooks(
+    transfer: Transfer, groups: Sequence[LayerGroup], states: StateBlocks | None
+) -> list[SchedulerHook]:
     """Return the scheduler's halves of all mechanisms; of a hybrid model, those of exact prefixes. The first
     that claims a request's tokens has them."""
     window = int(transfer.options.get("reorder_window", 0))
     exact = [*([ReorderedClaims(window)] if window else []), PrefixClaims(states=states)]
     if states:
         return [PrefillTimes(), *exact]
-    blends = BlendClaims(transfer.block_size, salted=transfer.prefix_caching)
+    blends = BlendClaims(groups, salted=transfer.prefix_caching)
     return [PrefillTimes(), blends, *exact, BlockFreeing()]
 
 
@@ -85,19 +89,23 @@ class BlendConnector(KVConnectorBase_V1):
         super().__init__(vllm_config, role, kv_cache_config)
         transfer = Transfer.of(vllm_config)
         self.options, self._block_size = transfer.options, transfer.block_size
+        groups = groups_of_config(kv_cache_config) or [LayerGroup(transfer.block_size)]
         self._secret = os.environ.get(SECRET)
         if self._secret and front_end_in_rust():
             raise ConfigError("vLLM's front end in Rust takes no plugins: nothing would be blended")
         if self.options.get("sealed") and not self._secret and role is KVConnectorRole.SCHEDULER:
             raise ConfigError(f"the engine of a server has no {SECRET}: it would take anybody's recipes")
         # scheduler half
-        self._hooks = _hooks(transfer, self._states)
+        self._hooks = _hooks(transfer, groups, self._states)
         self._running: set[str] = set()  # requests that the last step computed something for
         self._asked: dict[str, Asked] = {}
         self._tally: Tally = {}
         # worker half
         self._data_plane: Plane | None = None
         self._failed_blocks: set[int] = set()
+        # Blocks of several groups have no common numbers, and those behind a window are nobody's.
+        self._by_request = CAN_FAIL and (len(groups) > 1 or groups[0].window > 0)
+        self._failed: set[str] = set()
         self._failures = Failures(_log)
         self._arrived: set[str] = set()
         self._reports: dict[str, BlendReport] = {}
@@ -140,8 +148,7 @@ class BlendConnector(KVConnectorBase_V1):
         return 0, False
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        group = self._states.groups.attention if self._states else 0
-        asked, block_ids = self._of(request), block_ids_of(blocks, group)
+        asked, block_ids = self._of(request), block_ids_of(blocks)
         for hook in self._hooks:
             hook.allocated(asked, block_ids, num_external_tokens)
         if num_external_tokens and asked.state != "failed":
@@ -238,14 +245,23 @@ class BlendConnector(KVConnectorBase_V1):
 
     def _fail(self, order: Any, there: int) -> None:
         """Note what has to be computed in place of what the order should have brought: all but the first
-        tokens that are ``there``."""
-        self._failed_blocks.update(order.block_ids[there // self._block_size :])
+        tokens that are ``there``, or all of it, where blocks of several groups have no common numbers."""
+        if self._by_request:
+            self._failed.add(order.request_id)
+        else:
+            self._failed_blocks.update(order.block_ids[there // self._block_size :])
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         """Return None for what was sent, and the requests that were received: those whose blend has ended,
         and those that gave up waiting for it, whose blocks the scheduler keeps until it hears of them."""
         arrived, self._arrived = self._arrived, set()
         return None, arrived or None
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
+        """Return what :meth:`get_finished` does, and which of those requests have failed."""
+        _, arrived = self.get_finished(finished_req_ids)
+        failed, self._failed = self._failed, set()
+        return transfer_results(arrived or set(), failed)
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         failed, self._failed_blocks = self._failed_blocks, set()
@@ -295,14 +311,22 @@ class BlendConnector(KVConnectorBase_V1):
         once."""
 
 
-class StatesConnector(BlendConnector, SupportsHMA):
-    """The connector of hybrid models, whose layers are in several groups: they are not blended, and their
-    exact prefixes are kept with the states behind them."""
+class GroupsConnector(BlendConnector, SupportsHMA):
+    """The connector of models whose layers vLLM may keep in several groups, with and without windows."""
+
+    def request_finished_all_groups(
+        self, request: Any, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        return self.request_finished(request, [])
+
+
+class StatesConnector(GroupsConnector):
+    """The connector of hybrid models, some of whose groups have states: they are not blended, and their exact
+    prefixes are kept with the states behind them."""
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         groups = StateGroups.of(kv_cache_config)
         self._states = StateBlocks(groups) if groups else None
-        self._failed: set[str] = set()
         super().__init__(vllm_config, role, kv_cache_config)
         if groups is None:  # of other kinds: nothing is claimed
             self._hooks = []
@@ -311,16 +335,3 @@ class StatesConnector(BlendConnector, SupportsHMA):
         super().bind_kv_cache_manager(kv_cache_manager)
         if self._states:
             self._states.manager = kv_cache_manager
-
-    def request_finished_all_groups(
-        self, request: Any, block_ids: tuple[list[int], ...]
-    ) -> tuple[bool, dict[str, Any] | None]:
-        return self.request_finished(request, [])
-
-    def _fail(self, order: Any, there: int) -> None:
-        self._failed.add(order.request_id)  # blocks of several groups have no common numbers
-
-    def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
-        _, arrived = self.get_finished(finished_req_ids)
-        failed, self._failed = self._failed, set()
-        return transfer_results(arrived or set(), failed)

@@ -11,6 +11,7 @@ import torch
 
 from blendrag.engine.compat import head_attention, norms, weights
 from blendrag.engine.compat.connector import own_connector
+from blendrag.engine.compat.groups import groups_of_runner
 from blendrag.engine.compat.model import LoadedWorker, leave_rows_whole, unsupported_reason
 from blendrag.engine.compat.parallel import tensor_group
 from blendrag.engine.compat.platform import LOGGER, VLLM_VERSION, device_name
@@ -77,7 +78,9 @@ class BlendWorker:
             decoder = make_decoder(model, self.vllm_config)
         except Exception as problem:  # whatever an unknown structure may do
             return facts | {"reason": not_apart(problem)}
-        cache = PagedCache(decoder.attentions, self.model_runner, worker.block_size)
+        groups = groups_of_runner(self.model_runner)
+        cache = PagedCache(decoder.attentions, self.model_runner, groups)
+        facts["block_size"] = cache.block_size
         facts["reason"] = next(filter(None, ranks.everyone(unfit_reason(decoder, cache, ranks))), None)
         if facts["reason"]:
             return facts
@@ -91,7 +94,8 @@ class BlendWorker:
             name: partial(operation, plane) for name, operation in self.blendrag_operations.items()
         }
         connector.bind(plane)
-        blocks = cache.format if size == 1 else ""  # a rank's blocks have only some of the heads
+        # A rank's blocks have only some of the heads; those behind a window are given up.
+        blocks = cache.format if size == len(groups) == 1 and not groups[0].window else ""
         return facts | {"num_layers": decoder.num_layers, "blocks": blocks}
 
     def _keep_states(self, worker: LoadedWorker) -> dict[str, Any]:

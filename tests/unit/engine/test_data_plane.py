@@ -40,7 +40,7 @@ def connector(plane: DataPlane) -> BlendConnector:
         kv_transfer_config=SimpleNamespace(kv_connector_extra_config={}),
         cache_config=SimpleNamespace(enable_prefix_caching=True, block_size=plane.model.cache.block_size),
     )
-    made = BlendConnector(config, KVConnectorRole.WORKER, None)
+    made = BlendConnector(config, KVConnectorRole.WORKER, SimpleNamespace(kv_cache_groups=[]))
     made.bind(plane)
     return made
 

@@ -15,6 +15,7 @@ from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
@@ -23,20 +24,35 @@ from blendrag.control.guard import LoadGuard
 from blendrag.engine.compat import connector as scheduling
 from blendrag.engine.compat.connector import KVConnectorRole
 from blendrag.engine.compat.requests import SamplingParams
+from blendrag.engine.compat.states import CAN_FAIL
 from blendrag.engine.forward.slices import Pace, Sliced
 from blendrag.engine.prefixes.exact_prefixes import ExactPrefixes
 from blendrag.engine.wire.prefixes import PrefixPath
 from blendrag.engine.wire.recipe import BlendOrder, Recipe
 from blendrag.engine.wire.report import BlendReport
 from blendrag.engine.worker import connector
-from blendrag.engine.worker.connector import BlendConnector
+from blendrag.engine.worker.connector import BlendConnector, GroupsConnector
 from blendrag.errors import StoreError
 from blendrag.settings import Settings
 from blendrag.store.tiers import RamTier, TierSpec
 from stores import LAYOUT
-from tests.helpers.connector_halves import BLOCKS, PROMPT, Runner, engine_config, plane
+from tests.helpers.connector_halves import (
+    BLOCKS,
+    GROUPS,
+    PROMPT,
+    WINDOWED,
+    Runner,
+    engine_config,
+    plane,
+)
 
 ANSWER = 6
+_WINDOWS = pytest.mark.skipif(not CAN_FAIL, reason="this vLLM keeps all KV beside our connector")
+KINDS = [
+    pytest.param(BLOCKS, id="one group"),
+    pytest.param(GROUPS, id="two", marks=_WINDOWS),
+    pytest.param(WINDOWED, id="windows", marks=_WINDOWS),
+]
 AHEAD = 2  # steps that are scheduled before the first one's tokens are known
 
 
@@ -57,10 +73,12 @@ def request() -> Request:
     return Request("one", list(range(PROMPT)), params, None)
 
 
-def answer(config: Any, blend: Any, guard: LoadGuard | None = None) -> tuple[list[int], dict[str, Any]]:
+def answer(
+    config: Any, blend: Any, blocks: KVCacheConfig = BLOCKS, guard: LoadGuard | None = None
+) -> tuple[list[int], dict[str, Any]]:
     """The tokens of a request whose blend does this, and what the engine says of it. guard: the worker's."""
-    scheduler = AsyncScheduler(config, BLOCKS, StructuredOutputManager(config), block_size=128)
-    runner = Runner(BlendConnector(config, KVConnectorRole.WORKER, BLOCKS))
+    scheduler = AsyncScheduler(config, blocks, StructuredOutputManager(config), block_size=128)
+    runner = Runner(GroupsConnector(config, KVConnectorRole.WORKER, blocks))
 
     def start(order: BlendOrder, pace: Pace) -> Sliced:
         report = yield from blend(pace)
@@ -113,14 +131,18 @@ def is_refused(pace: Pace) -> Sliced:
 RIGHT = [*range(PROMPT, PROMPT + ANSWER)]
 
 
-def test_blend_that_ends_well_loses_no_token(config: Any) -> None:
-    tokens, said = answer(config, succeeds)
+@pytest.mark.parametrize("blocks", KINDS)
+def test_blend_that_ends_well_loses_no_token(config: Any, blocks: KVCacheConfig) -> None:
+    tokens, said = answer(config, succeeds, blocks)
     assert tokens == RIGHT and said["blendrag"]["cached"] == 200
 
 
+@pytest.mark.parametrize("blocks", KINDS)
 @pytest.mark.parametrize(("blend", "cause"), [(fails_at_once, "error"), (fails_in_a_layer, "memory")])
-def test_failed_blend_neither_loses_nor_invents_a_token(config: Any, blend: Any, cause: str) -> None:
-    tokens, said = answer(config, blend)
+def test_failed_blend_neither_loses_nor_invents_a_token(
+    config: Any, blend: Any, cause: str, blocks: KVCacheConfig
+) -> None:
+    tokens, said = answer(config, blend, blocks)
     assert tokens == RIGHT
     assert said["blendrag"]["cause"] == cause and said["blendrag"]["fallback"]
 
@@ -138,7 +160,7 @@ def test_guard_hears_of_prefills_of_the_engine_that_are_long_enough(
     guard, slow = LoadGuard(), RamTier(TierSpec(kind="ram"), LAYOUT)
     for _ in range(3):
         guard.loaded(slow, 300, 3000.0)
-    answer(config, blend, guard)
+    answer(config, blend, guard=guard)
     assert bool(guard.refuses({slow: 300}, 300)) == timed
 
 

@@ -57,7 +57,7 @@ def freeing(manager: KVCacheManager) -> BlockFreeing:
 
 
 def evicted(half: BlockFreeing, found: Request) -> Eviction:
-    half.allocated(Asked(found, RECIPE), [], 1)
+    half.allocated(Asked(found, RECIPE), [[]], 1)
     (order,) = half.due([found.request_id])
     return Eviction(tokens=96, first=2, last=(order.tokens - 1) // BLOCK, first_block=order.block_ids[0])
 
@@ -119,16 +119,16 @@ def test_ten_times_the_pool_passes_through(manager: KVCacheManager) -> None:
 
 def test_prompt_is_evicted_after_its_first_token_and_only_when_asked(manager: KVCacheManager) -> None:
     half, found = freeing(manager), started(manager, "a", 100)
-    half.allocated(Asked(found, Recipe("store", RECIPE.spans)), [], 1)
+    half.allocated(Asked(found, Recipe("store", RECIPE.spans)), [[]], 1)
     assert half.due(["a"]) == []
-    half.allocated(Asked(found, RECIPE), [], 1)
+    half.allocated(Asked(found, RECIPE), [[]], 1)
     found.num_computed_tokens = 99
     assert half.due(["a"]) == [], "the step computes its last token"
     found.num_computed_tokens = 100
     assert half.due([]) == half.due(["b"]) == [], "it is not in the step"
     assert [(order.tokens, order.ticket) for order in half.due(["a"])] == [(100, "ticket of a")]
     assert half.due(["a"]) == [], "once"
-    half.allocated(Asked(found, RECIPE), [], 1)
+    half.allocated(Asked(found, RECIPE), [[]], 1)
     half.finished("a")
     assert half.due(["a"]) == []
 
@@ -136,7 +136,7 @@ def test_prompt_is_evicted_after_its_first_token_and_only_when_asked(manager: KV
 def test_step_waits_for_one_eviction(manager: KVCacheManager) -> None:
     half = freeing(manager)
     for name in ("a", "b", "c"):
-        half.allocated(Asked(started(manager, name, 100), RECIPE), [], 1)
+        half.allocated(Asked(started(manager, name, 100), RECIPE), [[]], 1)
     running = ["c", "b"]
     assert [[order.request_id for order in half.due(running)] for _ in range(3)] == [["b"], ["c"], []]
     assert [order.request_id for order in half.due(["a"])] == ["a"]
@@ -147,7 +147,7 @@ def test_manager_of_another_kind_is_not_taken_for_one_that_is_known() -> None:
         assert RequestBlocks.of(other) is None
     half = BlockFreeing()
     asked: Any = request("a", 100)
-    half.allocated(Asked(asked, RECIPE), [], 1)
+    half.allocated(Asked(asked, RECIPE), [[]], 1)
     asked.num_computed_tokens = 100
     assert [order.block_ids for order in half.due(["a"])] == [[]], "the worker says why nothing is evicted"
     half.free("a", Eviction(1, 1, 2, 0))

@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blendrag.control.guard import LoadGuard
+from blendrag.engine.compat.groups import LayerGroup
 from blendrag.engine.forward.paged import PagedCache
 from blendrag.engine.hooks import Orders, Step
 from blendrag.engine.prefixes import exact_prefixes
@@ -39,7 +40,9 @@ def make_cache(dtype: torch.dtype = torch.float32, blocks: int = BLOCKS) -> Page
     """[blocks, block_size, 4] in each of two layers; the second lies otherwise in memory."""
     one = torch.randn(blocks, BLOCK, 4).to(dtype)
     other = torch.randn(BLOCK, 4, blocks).to(dtype).permute(2, 0, 1)
-    return PagedCache([SimpleNamespace(kv_cache=one), SimpleNamespace(kv_cache=other)], None, BLOCK)
+    return PagedCache(
+        [SimpleNamespace(kv_cache=one), SimpleNamespace(kv_cache=other)], None, [LayerGroup(BLOCK)]
+    )
 
 
 def tokens_of(cache: PagedCache, blocks: Sequence[int], count: int) -> list[torch.Tensor]:
@@ -154,7 +157,7 @@ def test_path_that_is_sooner_prefilled_than_loaded_is_left_to_the_engine() -> No
 def test_cache_whose_heads_lie_behind_its_tokens_is_restored() -> None:
     """As vLLM's do on GPUs: [blocks, heads, tokens, size], a token's heads side by side in memory."""
     layers = [torch.randn(BLOCKS, BLOCK, 2, 2).permute(0, 2, 1, 3) for _ in range(2)]
-    cache = PagedCache([SimpleNamespace(kv_cache=layer) for layer in layers], None, BLOCK)
+    cache = PagedCache([SimpleNamespace(kv_cache=layer) for layer in layers], None, [LayerGroup(BLOCK)])
     rows = cache.read_blocks([3, 1])
     before = [layer[[3, 1]].clone() for layer in layers]
     cache.write_blocks([7, 8], rows)

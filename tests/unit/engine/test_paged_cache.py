@@ -24,6 +24,7 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from blendrag.attention.runs import dense_attention
+from blendrag.engine.compat.groups import LayerGroup
 from blendrag.engine.compat.layer_kv import LayerKV
 from blendrag.engine.compat.model import key_value_of, scores_of
 from blendrag.engine.forward.paged import PagedCache, Pages
@@ -127,7 +128,7 @@ def by_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rows_attend_to_their_own_sequence_and_place(layout: KVCacheLayout, lengths: list[int]) -> None:
     attention = module(TritonAttentionBackend, per_layer_sliding_window=11)
     attention.kv_cache = caches(layout)[1]
-    cache = PagedCache([attention], None, BLOCK_SIZE)
+    cache = PagedCache([attention], None, [LayerGroup(BLOCK_SIZE)])
     pages = cache.pages([9, 2, 4, 0]) if len(lengths) == 1 else cache.scratch(lengths)
     generator = torch.Generator().manual_seed(len(lengths))
     whole = [torch.randn(2, length, KV_HEADS, SIZE, generator=generator) for length in lengths]
@@ -159,13 +160,13 @@ def test_wrong_mask_in_one_kind_of_layer_fails_the_self_check(
         layer.kv_cache = caches(KVCacheLayout.LBNHC)[0]
     model = torch.nn.Linear(1, 1)  # the probe is of its type
     decoder: Any = SimpleNamespace(model=model)
-    cache = PagedCache(layers, None, BLOCK_SIZE)
+    cache = PagedCache(layers, None, [LayerGroup(BLOCK_SIZE)])
     assert mask_error(decoder, cache, tokens=80, share=0.3) < 1e-5
     attend = Pages.attend
 
     def shifted(pages: Pages, layer: int, query: torch.Tensor, addresses: Any) -> torch.Tensor:
         if layer == wrong:
-            addresses = replace(addresses, positions=(addresses.positions - 1).clamp_min(0))
+            addresses = [replace(each, positions=(each.positions - 1).clamp_min(0)) for each in addresses]
         return attend(pages, layer, query, addresses)
 
     monkeypatch.setattr(Pages, "attend", shifted)

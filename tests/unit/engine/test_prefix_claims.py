@@ -46,7 +46,7 @@ def test_node_is_stored_once_it_is_complete_and_once(steps: list[int], held: int
     done = claimed = claims.claim(Asked(one), 0)
     one.num_computed_tokens = done
     blocks = list(range(100, 100 + -(-done // BLOCK)))
-    claims.allocated(Asked(one), blocks, claimed)
+    claims.allocated(Asked(one), [blocks], claimed)
     saved: list[str] = []
     for tokens in steps:
         tokens = min(tokens, one.num_prompt_tokens - done)
@@ -72,7 +72,7 @@ def test_what_is_claimed_is_what_is_loaded() -> None:
     for computed, claimed in ((0, 14), (8, 6), (16, 0)):
         one = request(held=3)
         assert claims.claim(Asked(one), computed) == claimed
-        claims.allocated(Asked(one), [1, 2, 3, 4], claimed)
+        claims.allocated(Asked(one), [[1, 2, 3, 4]], claimed)
         (load,) = claims.take_loads()
         assert (load.nodes, load.ticket) == (NODES, "ticket")
         assert list(load.token_ids) == (list(range(14)) if claimed else []), "a use, where nothing is loaded"
@@ -80,7 +80,7 @@ def test_what_is_claimed_is_what_is_loaded() -> None:
         claims.finished("r")
     whole = request(held=3, tokens=14)
     assert claims.claim(Asked(whole), 0) == 13, "the last token is the engine's"
-    claims.allocated(Asked(whole), [1, 2, 3, 4], 13)
+    claims.allocated(Asked(whole), [[1, 2, 3, 4]], 13)
     assert claims.take_loads()[0].written == 0
 
 
@@ -88,10 +88,10 @@ def test_growth_does_not_count_as_a_use_of_what_it_grows_behind() -> None:
     """Of each node before it, once a slice: popular would be what has many children."""
     for grows in (False, True):
         claims, asked = PrefixClaims(1), Asked(request(held=2, grows=grows))
-        claims.allocated(asked, [1, 2, 3], 0)
+        claims.allocated(asked, [[1, 2, 3]], 0)
         assert (len(claims.take_loads()), asked.counts) == (0 if grows else 1, not grows)
         claims.finished("r")
-        claims.allocated(asked, [1, 2, 3], 5)  # the prefix cache has lost a part
+        claims.allocated(asked, [[1, 2, 3]], 5)  # the prefix cache has lost a part
         (load,) = claims.take_loads()
         assert load.use is not grows
 
@@ -106,22 +106,22 @@ def test_blended_prompt_leaves_no_nodes_behind() -> None:
     for salt, takes in ((None, True), ("", True), ("tenant:", True), ("tenant:0123", False), (":01", False)):
         claims, one = PrefixClaims(1), request(salt=salt)
         assert bool(claims.claim(Asked(one), 0)) is takes
-        claims.allocated(Asked(one), [1, 2, 3, 4, 5], 0)
+        claims.allocated(Asked(one), [[1, 2, 3, 4, 5]], 0)
         assert bool(claims.saves(step({"r": 20}))) is takes
 
 
 def test_request_stores_nothing_after_its_prefix_could_not_be_loaded() -> None:
     claims, one = PrefixClaims(1), request()
-    claims.allocated(Asked(one), [1, 2, 3, 4, 5], claims.claim(Asked(one), 0))
+    claims.allocated(Asked(one), [[1, 2, 3, 4, 5]], claims.claim(Asked(one), 0))
     claims.finished("r")
     assert claims.saves(step({"r": 20})) == []
 
 
 def test_blocks_that_a_request_had_to_give_up_are_not_stored() -> None:
     claims, one = PrefixClaims(1), request(held=0, kept=2)
-    claims.allocated(Asked(one), [1], 0)
+    claims.allocated(Asked(one), [[1]], 0)
     assert [order.key for order in claims.saves(step({"r": 4}))] == ["root"]
-    claims.allocated(Asked(one), [7, 8, 9], 0)  # preempted, and back from the beginning
+    claims.allocated(Asked(one), [[7, 8, 9]], 0)  # preempted, and back from the beginning
     (again,) = claims.saves(step({"r": 12}, {"r": [7, 8, 9]}, resumed=("r",)))
     assert (again.key, again.block_ids) == ("a", [7, 8, 9])
 
@@ -144,7 +144,7 @@ def test_path_that_no_client_of_ours_sends_is_not_followed(wrong: dict[str, Any]
     claims, one = PrefixClaims(1), request(**wrong)
     with pytest.raises(Exception):  # noqa: B017  (the connector takes any for a plain request)
         claims.claim(Asked(one), 0)
-    claims.allocated(Asked(one), [1, 2], 0)
+    claims.allocated(Asked(one), [[1, 2]], 0)
     assert claims.take_loads() == [] and claims.saves(step({"r": 20})) == []
 
 

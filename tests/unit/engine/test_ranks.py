@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,7 @@ class _Breaking(StoredLayers):
     def __init__(self) -> None:
         self.closed = False
 
-    def fetch_kv(self, first_layer: int) -> None: ...
+    def fetch_kv(self, first_layer: int, again: Sequence[int] = ()) -> None: ...
 
     def ready(self, layer: int, wait_s: float = 0.0) -> bool:
         return layer < 2

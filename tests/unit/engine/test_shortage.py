@@ -40,6 +40,22 @@ def test_window_that_the_cache_cannot_hold_is_named(model_dir: Path, tmp_path: P
     assert said_of(long, kv_cache_gib=4) is None and said_of(long, max_model_len=1 << 17) is None
 
 
+def test_layers_with_windows_count_with_their_last_one(model_dir: Path, tmp_path: Path) -> None:
+    made = shutil.copytree(model_dir, tmp_path / "windows")
+    config = json.loads((made / "config.json").read_text())
+    kinds = ["sliding_attention", "full_attention"] * (config["num_hidden_layers"] // 2)
+    windows = {"sliding_window": 1024, "layer_types": kinds}
+    (made / "config.json").write_text(json.dumps(config | windows))
+
+    def prompt(folder: Path, **options: Any) -> int:
+        known = {"max_model_len": 8192, "engine_args": {"max_num_batched_tokens": 512, **options}}
+        return memory_plan(arguments(folder, **known)).prompt
+
+    whole, kept = prompt(model_dir), prompt(made)
+    assert kept * 2 * 8192 == whole * (8192 + 1024 + 512)
+    assert prompt(made, disable_hybrid_kv_cache_manager=True) == whole
+
+
 @pytest.mark.parametrize(
     ("gib", "cache", "said"),
     [

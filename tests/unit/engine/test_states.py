@@ -233,7 +233,7 @@ def request(path: PrefixPath, tokens: int) -> Any:
 def test_only_tokens_up_to_a_state_are_claimed(state: str, tokens: int, computed: int, claimed: int) -> None:
     one, asked = claims(), request(PrefixPath("t", (("n", 20),), 1, 1, state=state), tokens)
     assert one.claim(asked, computed) == claimed
-    one.allocated(asked, [1, 2, 3], claimed)
+    one.allocated(asked, HELD["r"], claimed)
     (load,) = one.take_loads()
     assert load.state == state and load.state_blocks == ([7, 9] if claimed else [])
     assert not claimed or (load.written == computed and list(load.token_ids) == list(range(20)))
@@ -242,7 +242,7 @@ def test_only_tokens_up_to_a_state_are_claimed(state: str, tokens: int, computed
 @pytest.mark.parametrize("reached", [19, 20, 21])
 def test_state_is_stored_by_the_step_that_ends_at_its_token(reached: int) -> None:
     one, asked = claims(), request(PrefixPath("t", (("n", 20),), 0, 1, grows=True, kept_state="s"), 21)
-    one.allocated(asked, [1, 2, 3], 0)
+    one.allocated(asked, HELD["r"], 0)
     saves = one.saves(SchedulerStep(SimpleNamespace(num_scheduled_tokens={"r": reached})))
     expected = [] if reached < 20 else [("n", "", 0, [1, 2, 3])]
     expected += [("s", "n", 20, [7, 9])] if reached == 20 else []

@@ -12,8 +12,14 @@ from vllm.config import ParallelConfig, set_current_vllm_config
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.layers.attention.attention import Attention
 from vllm.model_executor.layers.rotary_embedding import get_rope
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheSpec,
+    SinkFullAttentionSpec,
+    SlidingWindowSpec,
+)
 
+from blendrag.engine.compat import model
 from blendrag.engine.compat.model import unsupported_reason
 
 HEADS, SIZE = 3, 64  # as in the config.json of the model that the configurations are made for
@@ -40,8 +46,8 @@ def reason(
 ) -> str | None:
     """Of a model of one decoder layer, whose KV vLLM keeps by ``spec``, and its backend in such blocks."""
     layer = attention_layer(config, rope)
-    model = SimpleNamespace(model=SimpleNamespace(layers=[layer]))
-    return unsupported_reason(config, runner(spec, block_size), model)
+    one = SimpleNamespace(model=SimpleNamespace(layers=[layer]))
+    return unsupported_reason(config, runner(spec, block_size), one)
 
 
 def attention_layer(config: Any, rope: dict[str, Any] = ROPE) -> Any:
@@ -113,5 +119,19 @@ def test_key_whose_angle_hangs_on_the_length_of_the_prompt_is_refused(model_dir:
     assert "DynamicNTKScalingRotaryEmbedding" in (reason(config(model_dir), rope=dynamic) or "")
 
 
-def test_layers_that_all_have_windows_are_refused(model_dir: Path) -> None:
-    assert "all of its layers have windows" in (reason(config(model_dir), spec=WINDOW) or "")
+@pytest.mark.parametrize("can_fail", [True, False])
+def test_layers_with_windows_are_taken_where_vllm_can_be_told_of_failures(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch, can_fail: bool
+) -> None:
+    monkeypatch.setattr(model, "CAN_FAIL", can_fail)
+    found = reason(config(model_dir), spec=WINDOW)
+    assert found is None if can_fail else "layers have windows" in (found or "")
+
+
+def test_groups_of_other_kinds_are_refused(model_dir: Path) -> None:
+    made = config(model_dir)
+    layer = attention_layer(made)
+    both = runner(FULL, 128)
+    both.attn_groups += runner(SinkFullAttentionSpec(**vars(FULL), sink_len=128), 128).attn_groups
+    found = unsupported_reason(made, both, SimpleNamespace(model=SimpleNamespace(layers=[layer])))
+    assert "groups are of kinds" in (found or "")

@@ -153,6 +153,46 @@ def test_loader_runs_ahead_and_never_further_than_it_may(
     assert loaded == sorted(loaded)
 
 
+@pytest.mark.parametrize("again", [[0], [11], [0, 1, 2, 5, 7, 8, 11], list(range(LAYERS))])
+@pytest.mark.parametrize("first", [0, 3])
+@pytest.mark.parametrize("group", [1, 3])
+@pytest.mark.parametrize("in_flight", [2, 7, 100])
+def test_layers_that_are_needed_again_come_a_second_time(
+    bench: Any, monkeypatch: pytest.MonkeyPatch, in_flight: int, group: int, first: int, again: list[int]
+) -> None:
+    monkeypatch.setattr(bench.store.tiers[1], "group", group, raising=False)
+    whole = expected(bench, (5, 40, 9))
+    with bench.load(bench.open(), in_flight=in_flight) as layers:
+        layers.fetch_kv(first, again)
+        for layer in [*range(first, LAYERS), *again]:
+            key, value = layers.synchronize(layer)
+            assert bits(torch.stack((key, value))).equal(bits(whole[layer]))
+            key.zero_()  # it is the caller's to overwrite
+
+
+def test_layers_that_are_needed_again_are_read_once_for_ram(
+    make_bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = make_bench("raw", 1 << 22)
+    whole, (ram, disk) = expected(bench, (5, 40, 9)), bench.store.tiers
+    ram.delete([chunk.key for chunk in bench.chunks])
+    read, kept = [], []
+    reads = disk.read
+
+    def noting(wanted: Sequence[Read]) -> list[torch.Tensor]:
+        read.extend(layer for one in wanted for layer in range(one.first, one.last))
+        return reads(wanted)
+
+    monkeypatch.setattr(disk, "read", noting)
+    with bench.load(bench.open(), filled=lambda records, _: kept.extend(records)) as layers:
+        layers.fetch_kv(0, [2, 3, 9])
+        for layer in [*range(LAYERS), 2, 3, 9]:
+            assert bits(torch.stack(layers.synchronize(layer))).equal(bits(whole[layer]))
+    bench.finish()
+    assert sorted(read) == sorted(3 * [*range(LAYERS)])
+    assert len(kept) == 3
+
+
 def test_rows_in_ram_are_decoded_where_they_lie(
     make_bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

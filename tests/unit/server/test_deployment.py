@@ -113,7 +113,7 @@ def test_command_is_one_of_vllm(model_dir: Path) -> None:
     options, unknown = server_options(words)
     assert not unknown
     assert options["model_tag"] == MODEL
-    assert options["kv_transfer_config"].kv_connector == "BlendConnector"
+    assert options["kv_transfer_config"].kv_connector == "GroupsConnector"
     assert options["max_num_queued_reqs"] == 64
     assert not options["enforce_eager"]  # as on GPUs, wherever it is printed
     assert not any("_CPU_" in line for line in lines["ENV"])
