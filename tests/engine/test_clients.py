@@ -276,6 +276,7 @@ def _prompt(text: str) -> Any:
     return PromptTemplate(text)
 
 
+@pytest.mark.nightly
 def test_code_that_is_shown_runs(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     page = (ROOT / "docs" / "serving.md").read_text()
     blocks = re.findall(r"^```py\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)

@@ -71,7 +71,7 @@ def lines_until(process: subprocess.Popen[str], prefix: str) -> list[str]:
     return lines
 
 
-@pytest.mark.parametrize("stage", ["loading", "serving"])
+@pytest.mark.parametrize("stage", [pytest.param("loading", marks=pytest.mark.nightly), "serving"])
 def test_killing_the_parent_leaves_no_engine_process(waiting: subprocess.Popen[str], stage: str) -> None:
     parent = psutil.Process(waiting.pid)
     if stage == "serving":
@@ -120,7 +120,8 @@ def load_slowly():
 """
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_server_ended_while_it_loads_ends_and_leaves_no_process(
     tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch, how: signal.Signals
 ) -> None:
@@ -175,6 +176,7 @@ def test_start_that_is_given_up_leaves_no_process(
         process.wait()
 
 
+@pytest.mark.nightly
 def test_a_script_that_just_ends_takes_the_engine_with_it(tmp_path: Path, model_dir: Path) -> None:
     process = start(tmp_path, "end")
     try:
