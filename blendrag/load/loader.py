@@ -94,7 +94,7 @@ waiting for room."""
 
 class LayerLoader:
     """The loader of a worker, whose requests follow each other. ``in_flight``: the most layers loaded and not
-    yet used. ``timed``: is told of every load that came to its end."""
+    yet used. ``timed``: is told of every load of all layers that came to its end."""
 
     def __init__(self, in_flight: int = IN_FLIGHT, timed: Timed | None = None) -> None:
         self._in_flight, self._timed = in_flight, timed
@@ -251,7 +251,7 @@ class _Loading(StoredLayers):
                         return
                 self._load(turn, count, again=turn >= once)
                 turn += count
-            if self._timed is not None:
+            if self._timed is not None and first_layer == 0:  # a part of the layers tells no rate of tokens
                 self._tell(self._timed)
             if self._filled is not None:
                 with suppress(Exception):  # what is not kept in a faster tier is read again the next time

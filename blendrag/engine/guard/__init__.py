@@ -1,1 +1,1 @@
-"""What the guard against slow loading knows of the engine's own prefills."""
+"""The times of the engine's own prefills, which the guard against slow loading compares with loads."""

@@ -24,7 +24,6 @@ from blendrag.control.guard import LoadGuard
 from blendrag.engine.compat import connector as scheduling
 from blendrag.engine.compat.connector import KVConnectorRole
 from blendrag.engine.compat.requests import SamplingParams
-from blendrag.engine.compat.states import CAN_FAIL
 from blendrag.engine.forward.slices import Pace, Sliced
 from blendrag.engine.prefixes.exact_prefixes import ExactPrefixes
 from blendrag.engine.wire.prefixes import PrefixPath
@@ -43,15 +42,15 @@ from tests.helpers.connector_halves import (
     WINDOWED,
     Runner,
     engine_config,
+    needs_groups,
     plane,
 )
 
 ANSWER = 6
-_WINDOWS = pytest.mark.skipif(not CAN_FAIL, reason="this vLLM keeps all KV beside our connector")
 KINDS = [
     pytest.param(BLOCKS, id="one group"),
-    pytest.param(GROUPS, id="two", marks=_WINDOWS),
-    pytest.param(WINDOWED, id="windows", marks=_WINDOWS),
+    pytest.param(GROUPS, id="two", marks=needs_groups),
+    pytest.param(WINDOWED, id="windows", marks=needs_groups),
 ]
 AHEAD = 2  # steps that are scheduled before the first one's tokens are known
 

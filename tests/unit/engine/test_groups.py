@@ -28,7 +28,6 @@ from blendrag.engine.client.launch import connector_args
 from blendrag.engine.compat.connector import KVConnectorRole, least_rows
 from blendrag.engine.compat.groups import LayerGroup, common_block_size, groups_of_config
 from blendrag.engine.compat.requests import SamplingParams
-from blendrag.engine.compat.states import CAN_FAIL
 from blendrag.engine.forward.slices import Pace, Sliced
 from blendrag.engine.hooks import Asked
 from blendrag.engine.wire.recipe import BlendOrder, Recipe
@@ -36,10 +35,10 @@ from blendrag.engine.wire.report import BlendReport
 from blendrag.engine.worker.connector import GroupsConnector
 from blendrag.options import BlendOptions
 from blendrag.settings import Settings
-from connector_halves import Runner, engine_config, plane
+from connector_halves import Runner, engine_config, needs_groups, plane
 from tree_tiers import tree_tiers
 
-pytestmark = pytest.mark.skipif(not CAN_FAIL, reason="this vLLM keeps all KV beside our connector")
+pytestmark = needs_groups
 
 BLOCK, WINDOW = 32, 64
 LONG = 32 * WINDOW + 7  # tokens

@@ -11,13 +11,13 @@ import torch
 from blendrag.engine.blend.blending import Choices
 from blendrag.engine.compat.groups import LayerGroup
 from blendrag.engine.compat.model import cache_of
-from blendrag.engine.compat.states import CAN_FAIL
 from blendrag.engine.wire.report import BlendReport
 from blendrag.options import BlendOptions
 from chunked_prompt import ChunkedPrompt
+from connector_halves import needs_groups
 from small_decoder import BLOCKS, WINDOW, small_model
 
-pytestmark = pytest.mark.skipif(not CAN_FAIL, reason="this vLLM keeps all KV beside our connector")
+pytestmark = needs_groups
 
 BLOCK = 32
 TABLES = [[7, 3, 12, 15, 9, 30, 1, 5], [2, 4, 6, 8, 10, 11, 13, 14]]  # a request's blocks, by group

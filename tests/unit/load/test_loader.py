@@ -14,7 +14,7 @@ from blendrag.load.loader import LoadFailedError
 from blendrag.load.slots import CudaSlots
 from blendrag.store.codec import CODECS
 from blendrag.store.record import Record
-from blendrag.store.tiers import Read, TierError
+from blendrag.store.tiers import Read, Tier, TierError
 from stand_in_device import DEVICE, stand_in
 from stores import get, same
 
@@ -284,3 +284,22 @@ def test_trace_has_every_layer_that_was_loaded(bench: Any) -> None:
     assert [name for lane, name, *_ in bench.trace.events if lane == "load"] == [
         f"layer {layer}" for layer in range(LAYERS)
     ]
+
+
+@pytest.mark.parametrize(("first", "again"), [(0, ()), (0, (1, 2)), (3, ())])
+def test_what_a_tier_takes_for_all_layers_is_told_and_for_a_part_is_not(
+    bench: Any, first: int, again: tuple[int, ...]
+) -> None:
+    told: list[tuple[str, int]] = []
+
+    def note(tier: Tier, tokens: int, seconds: float) -> None:
+        assert seconds > 0
+        told.append((tier.name, tokens))
+
+    bench._loader._timed = note
+    with bench.load(bench.open()) as layers:
+        layers.fetch_kv(first, again)
+        for layer in (*range(first, LAYERS), *again):
+            layers.synchronize(layer)
+    bench.finish()
+    assert told == ([] if first else [("disk", sum(len(chunk.token_ids) for chunk in bench.chunks))])
