@@ -136,9 +136,9 @@ def _parsed_by(parser: ToolParser, text: str, token_ids: Sequence[int], names: s
             return Reading(
                 reading.text, reading.calls, tuple({one.text: one for one in reading.invalid}.values())
             )
-    said = _before(text, marks)
-    call = InvalidToolCall(text[len(said) :], "the model's tool parser finds no call in it")
-    return Reading(said, (), (call,)) if call.text else Reading(text)
+    prose = _before(text, marks)
+    call = InvalidToolCall(text[len(prose) :], "the model's tool parser finds no call in it")
+    return Reading(prose, (), (call,)) if call.text else Reading(text)
 
 
 def _said(before: str, content: str) -> str:
@@ -155,10 +155,10 @@ def _tagged(text: str, names: set[str]) -> Reading:
     if OPEN not in text:
         return _bare(text, names)
     end = text.index(OPEN)
-    said, read = text[:end], list[ToolCall | InvalidToolCall]()
+    prose, read = text[:end], list[ToolCall | InvalidToolCall]()
     while (begin := text.find(OPEN, end)) >= 0:
         between = text[end:begin]
-        said += between if between.strip() else ""
+        prose += between if between.strip() else ""
         values, end = _values(text, begin + len(OPEN))
         read += [_call(value, names) for value in values]
         whole = values and not _BEGIN.match(text, end)
@@ -166,7 +166,7 @@ def _tagged(text: str, names: set[str]) -> Reading:
         assert rest, "both match anywhere"
         read += [] if whole else [_cut(rest[1])]
         end = rest.end()
-    return _sorted(said + (text[end:] if text[end:].strip() else ""), read)
+    return _sorted(prose + (text[end:] if text[end:].strip() else ""), read)
 
 
 def _bare(text: str, names: set[str]) -> Reading:

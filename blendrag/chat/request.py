@@ -131,12 +131,12 @@ class ChatRequest:
 
 def _tool_name(tool: Any) -> str:
     function = tool.get("function") if isinstance(tool, Mapping) else None
-    said = function if isinstance(function, Mapping) else {}
-    if not isinstance(said.get("name"), str) or not isinstance(said.get("parameters") or {}, Mapping):
+    given = function if isinstance(function, Mapping) else {}
+    if not isinstance(given.get("name"), str) or not isinstance(given.get("parameters") or {}, Mapping):
         raise ConfigError(
             f"a tool is {{'type': 'function', 'function': {{'name': ..., 'parameters': ...}}}}, not {tool!r}"
         )
-    return str(said["name"])
+    return str(given["name"])
 
 
 def make_request(settings: Settings, messages: Messages | str, options: RequestOptions) -> ChatRequest:
@@ -207,16 +207,16 @@ def _message(message: Any) -> dict[str, Any]:
 
 def _call(call: Any) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
-    said = {**call, **function} if isinstance(function, dict) else call if isinstance(call, dict) else {}
-    arguments = said.get("arguments") or {}
+    given = {**call, **function} if isinstance(function, dict) else call if isinstance(call, dict) else {}
+    arguments = given.get("arguments") or {}
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
         except ValueError:  # as a model cut it, which the result says
             arguments = {}
-    if not isinstance(said.get("name"), str) or not isinstance(arguments, dict):
+    if not isinstance(given.get("name"), str) or not isinstance(arguments, dict):
         raise ConfigError(f"a tool call is {{'name': ..., 'arguments': ...}}, not {call!r}")
-    return {"id": said.get("id"), "name": said["name"], "arguments": arguments}
+    return {"id": given.get("id"), "name": given["name"], "arguments": arguments}
 
 
 def _template_kwargs(settings: Settings, given: Any) -> dict[str, Any]:

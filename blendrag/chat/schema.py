@@ -153,11 +153,11 @@ class Schemas:
     def _name(self, reference: str, found: Any) -> str:
         place = id(found.contents)
         if place not in self._names:
-            word = name = re.sub(r"\W", "", reference.rpartition("/")[2], flags=re.ASCII) or "root"
+            base = name = re.sub(r"\W", "", reference.rpartition("/")[2], flags=re.ASCII) or "root"
             times = 1
             while name in self._definitions:
                 times += 1
-                name = f"{word}_{times}"
+                name = f"{base}_{times}"
             self._names[place] = name
             self._found.append(found.contents)
             self._definitions[name] = {}  # it may refer to itself

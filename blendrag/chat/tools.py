@@ -179,8 +179,8 @@ def _warn_about_variables(template: TemplateFacts, given: Mapping[str, Any]) -> 
     if "reasoning_effort" in given:  # enable_thinking goes along, for templates that have but that
         names |= _EFFORT if names & _EFFORT else {"enable_thinking"}
     for name in given.keys() - names:
-        said = f"ignored {name}: the model's chat template has no such variable"
-        warnings.warn(said, BlendragWarning, stacklevel=3)
+        message = f"ignored {name}: the model's chat template has no such variable"
+        warnings.warn(message, BlendragWarning, stacklevel=3)
 
 
 def _native(message: Message) -> Message:

@@ -158,8 +158,8 @@ class Turn(Attempt):
             self.on_first_token(delta.ttft_s)
             if self.speculation == "adopted":
                 self._ttft_s = time.perf_counter() - self._begin
-        thought, said = self._reader.feed(delta) if self._reader else ("", delta.text)
-        self._add(said, thought, token_logprobs(self._library.tokenizer, delta))
+        thought, content = self._reader.feed(delta) if self._reader else ("", delta.text)
+        self._add(content, thought, token_logprobs(self._library.tokenizer, delta))
         self._tokens += delta.token_ids
         return self._end(delta, thought) if delta.finish_reason else self._certain(thought, self._tools)
 

@@ -51,9 +51,9 @@ class PrefillCurve:
         row, down = _place(self.cached, cached)
         column, right = _place(self.new, new)
         upper, lower = self.corrections[row], self.corrections[min(row + 1, len(self.cached) - 1)]
-        beside = min(column + 1, len(self.new) - 1)
-        above = upper[column] + right * (upper[beside] - upper[column])
-        below = lower[column] + right * (lower[beside] - lower[column])
+        after = min(column + 1, len(self.new) - 1)
+        above = upper[column] + right * (upper[after] - upper[column])
+        below = lower[column] + right * (lower[after] - lower[column])
         return evaluate(self.coefficients, _prefill_terms(cached, new)) * (above + down * (below - above))
 
 

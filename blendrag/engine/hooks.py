@@ -116,7 +116,7 @@ class SchedulerHook:
     def reported(self, asked: Asked, report: BlendReport) -> None:
         """Note what has become of a claim."""
 
-    def heard(self, request_id: str, said: Any, asked: Asked | None) -> Tally:
+    def received(self, request_id: str, message: Any, asked: Asked | None) -> Tally:
         """Note what the worker's half says of a request; if it has ended, ``asked`` is None. Returns
         what is counted."""
         return {}

@@ -58,8 +58,8 @@ class Jobs:
         self._current[name[0]] = name
         steps, self._steps = self._steps, self._clock.steps
         self._quiet = self._quiet + 1 if steps == self._steps else 0
-        beside = self._share < 1 and self._quiet < _QUIET
-        budget = self._clock.slice_s(self._share) - self._clock.blended_s if beside else _IDLE_S
+        others = self._share < 1 and self._quiet < _QUIET
+        budget = self._clock.slice_s(self._share) - self._clock.blended_s if others else _IDLE_S
         try:
             with self._ranks.together(BlendragError, StopIteration):
                 while True:

@@ -71,8 +71,8 @@ class Choices:
 
 
 def _name(order: BlendOrder) -> bytes:
-    said = order.recipe.spans, order.recipe.untraced.options, order.token_ids, order.behind
-    return xxhash.xxh3_128_digest(repr(said).encode())
+    asked_for = order.recipe.spans, order.recipe.untraced.options, order.token_ids, order.behind
+    return xxhash.xxh3_128_digest(repr(asked_for).encode())
 
 
 class _NoRoomError(MemoryError):
@@ -144,7 +144,7 @@ class RequestBlend:
                 failure = self._steady.failure if self._steady else None
             except LoadFailedError as problem:  # the next attempt writes this prompt's KV again
                 failure = problem
-            lost = self._heard(_lost_by(failure), failure)
+            lost = self._all_lost(_lost_by(failure), failure)
             if not lost:
                 break
         if self._answered is not None and not self._order.written:
@@ -152,7 +152,7 @@ class RequestBlend:
         ms = {**report.ms, "load": report.ms["load"] + 1e3 * self._opened_s}
         return replace(report, ms=ms, trace=tuple(self._trace.events))
 
-    def _heard(self, lost: list[Lost], problem: Exception | None) -> list[Lost]:
+    def _all_lost(self, lost: list[Lost], problem: Exception | None) -> list[Lost]:
         """Return what any of the ranks has lost. Any other problem of one rank is raised on all of them."""
         grave = None if isinstance(problem, LoadFailedError) else problem
         told = self._ranks.everyone((lost, grave and f"{type(grave).__name__}: {grave}"))
@@ -175,11 +175,11 @@ class RequestBlend:
         except Exception as error:
             problem = error
         try:
-            heard = self._heard([(key, "", reason) for key, reason in self._missing.items()], problem)
+            found = self._all_lost([(key, "", reason) for key, reason in self._missing.items()], problem)
         except Exception:
             close_all(chunks)
             raise
-        elsewhere = {key: reason for key, _, reason in heard if key not in self._missing}
+        elsewhere = {key: reason for key, _, reason in found if key not in self._missing}
         self._missing |= elsewhere
         if self._kv.ram is not None:  # the owner has to see for itself what the tiers below have lost
             self._kv.ram.delete(elsewhere)

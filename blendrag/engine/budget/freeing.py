@@ -49,11 +49,11 @@ class BlockFreeing(SchedulerHook):
                 return [EvictionOrder(request_id, asked.ticket, blocks, asked.prompt)]
         return []
 
-    def heard(self, request_id: str, said: Eviction, asked: Asked | None) -> Tally:
-        self.free(request_id, said)
+    def received(self, request_id: str, eviction: Eviction, asked: Asked | None) -> Tally:
+        self.free(request_id, eviction)
         if asked is not None and asked.result is not None:
-            asked.result = asked.result.evicted(said)
-        return of_eviction(said)
+            asked.result = asked.result.evicted(eviction)
+        return of_eviction(eviction)
 
     def free(self, request_id: str, eviction: Eviction) -> None:
         """Give back the blocks that the worker has emptied. Those of a request that has ended since, or was

@@ -98,7 +98,7 @@ class Reasoning:
         self._waiting: deque[tuple[int, int]] = deque()  # tokens, and the lengths of their texts
         self._text = ""
         self._blanks = ""  # blanks that belong to the answer, unless a tag follows
-        self._thought = self._said = False
+        self._has_thought = self._answered = False
 
     @classmethod
     def of(
@@ -133,23 +133,24 @@ class Reasoning:
             read.append(self._read(text, [token]))
         if ended:
             read.append(self._read(self._text, [], finished=True))
-        thoughts, words = zip(*read, strict=True) if read else ((), ())
-        return "".join(thoughts), "".join(words)
+        thoughts, contents = zip(*read, strict=True) if read else ((), ())
+        return "".join(thoughts), "".join(contents)
 
     def _read(self, text: str, tokens: list[int], *, finished: bool = False) -> tuple[str, str]:
         if self._opens is not None:
-            if tokens != [self._opens] or self._said:
+            if tokens != [self._opens] or self._answered:
                 self._blanks += text
-                self._said = self._said or bool(text.strip())
-                if not (self._said or finished):
+                self._answered = self._answered or bool(text.strip())
+                if not (self._answered or finished):
                     return "", ""
-                said, self._blanks = self._blanks, ""
-                return "", said
+                content, self._blanks = self._blanks, ""
+                return "", content
             self._opens = None
         message = self._parser.parse_delta(text, tokens, self._request, self._prompt, finished=finished)
-        thought, said = (message.reasoning or "", message.content or "") if message else ("", "")
+        thought, content = (message.reasoning or "", message.content or "") if message else ("", "")
         # Blanks next to the tags are the template's.
-        thought = thought if self._thought else thought.lstrip()
-        said = said if self._said else said.lstrip()
-        self._thought, self._said = self._thought or bool(thought), self._said or bool(said)
-        return thought, said
+        thought = thought if self._has_thought else thought.lstrip()
+        content = content if self._answered else content.lstrip()
+        self._has_thought |= bool(thought)
+        self._answered |= bool(content)
+        return thought, content

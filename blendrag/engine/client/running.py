@@ -295,8 +295,8 @@ class RunningEngine:
         ticket = f"blendrag-{next(self._ids)}"
         prompt = vllm_prompt(list(token_ids), recipe, self.turns, namespace)
         params = vllm_sampling(sampling, room, recipe, ticket)
-        if (said := (params.extra_args or {}).get(_TRANSFER)) and (secret := os.environ.get(SECRET)):
-            params.extra_args[_TRANSFER] = sealed(said, prompt.get("cache_salt"), secret)
+        if (transfer := (params.extra_args or {}).get(_TRANSFER)) and (secret := os.environ.get(SECRET)):
+            params.extra_args[_TRANSFER] = sealed(transfer, prompt.get("cache_salt"), secret)
         exact = sampling.path is not None and sampling.path.held > 0
         begin, ttft, prefix = time.perf_counter(), 0.0, 0
         try:

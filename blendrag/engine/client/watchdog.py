@@ -37,10 +37,10 @@ def exit_with_parent(*, of_server: bool = False) -> None:
 def _watch(of_server: bool) -> None:
     while (parent := multiprocessing.parent_process()) is None:  # known a moment after the main module ran
         time.sleep(_INTERVAL_S / 10)
-    beside = _children(parent.pid) if of_server else []
+    siblings = _children(parent.pid) if of_server else []
     while os.getppid() == parent.pid:
         time.sleep(_INTERVAL_S)
-    for process in beside:
+    for process in siblings:
         with contextlib.suppress(Exception):  # it has ended, or its number is another's now
             process.terminate()
     os.kill(os.getpid(), signal.SIGTERM)  # lets the workers end first

@@ -120,8 +120,8 @@ def _most_tokens(request: Any) -> int | None:
 
 
 def _calls(text: str, name: str | None) -> list[ToolCall]:
-    said = json.loads(text)
-    written = [{"name": name, "parameters": said}] if name is not None else said
+    read = json.loads(text)
+    written = [{"name": name, "parameters": read}] if name is not None else read
     return [
         ToolCall(function=FunctionCall(name=one["name"], arguments=json.dumps(one["parameters"])))
         for one in written

@@ -346,18 +346,18 @@ def output_weight(layer: Any, attention: Any) -> torch.Tensor | None:
     """Return the weight, [hidden, heads * head_size], of the output projection next to a decoder layer's
     attention, whatever its name; None if there is none. It is read off as the output for one-hot rows, since
     backends keep weights in orders of their own."""
-    beside = [
+    siblings = [
         one
         for module in layer.modules()
         if any(child is attention for child in module.children())
         for one in module.children()
         if isinstance(one, RowParallelLinear)
     ]
-    if len(beside) != 1:
+    if len(siblings) != 1:
         return None
     width = attention.num_heads * attention.head_size
     one_hot = torch.eye(width, dtype=attention.kv_cache.dtype, device=attention.kv_cache.device)
-    weight: torch.Tensor = beside[0].quant_method.apply(beside[0], one_hot, None).T
+    weight: torch.Tensor = siblings[0].quant_method.apply(siblings[0], one_hot, None).T
     return weight
 
 

@@ -155,5 +155,5 @@ def is_sealed(params: dict[str, Any], salt: str | None, secret: str) -> bool:
 
 
 def _seal(params: dict[str, Any], salt: str, secret: str) -> str:
-    said = json.dumps([params.get(FIELD), params.get(PATH), params.get("ticket"), salt], sort_keys=True)
-    return hmac.new(secret.encode(), said.encode(), "sha256").hexdigest()
+    signed = json.dumps([params.get(FIELD), params.get(PATH), params.get("ticket"), salt], sort_keys=True)
+    return hmac.new(secret.encode(), signed.encode(), "sha256").hexdigest()

@@ -43,5 +43,5 @@ def kept(folder: str) -> str | None:
 
 def one_line(error: BaseException) -> str:
     """Return the error's message without line breaks, or its class name."""
-    said = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
-    return " ".join(said.split()) or type(error).__name__
+    message = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+    return " ".join(message.split()) or type(error).__name__

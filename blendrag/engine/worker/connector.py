@@ -70,13 +70,13 @@ class BlendReports(KVConnectorWorkerMetadata):
     halves say, by mechanism and request id."""
 
     reports: dict[str, BlendReport]
-    said: dict[str, dict[str, Any]] = field(default_factory=dict)
+    messages: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
         assert isinstance(other, BlendReports)
-        names = other.said.keys() | self.said.keys()
-        said = {name: other.said.get(name, {}) | self.said.get(name, {}) for name in names}
-        return BlendReports(other.reports | self.reports, said)
+        names = other.messages.keys() | self.messages.keys()
+        messages = {name: other.messages.get(name, {}) | self.messages.get(name, {}) for name in names}
+        return BlendReports(other.reports | self.reports, messages)
 
 
 class BlendConnector(KVConnectorBase_V1):
@@ -109,7 +109,7 @@ class BlendConnector(KVConnectorBase_V1):
         self._failures = Failures(_log)
         self._arrived: set[str] = set()
         self._reports: dict[str, BlendReport] = {}
-        self._said: dict[str, dict[str, Any]] = {}
+        self._messages: dict[str, dict[str, Any]] = {}
         self._meter, self._looked = TierMeter(), 0.0
 
     # -- scheduler half -----------------------------------------------------------------------------------
@@ -178,8 +178,8 @@ class BlendConnector(KVConnectorBase_V1):
                 for hook in self._hooks:
                     hook.reported(asked, report)
         for hook in self._hooks:
-            for request_id, said in meta.said.get(hook.name, {}).items():
-                merge(self._tally, hook.heard(request_id, said, self._asked.get(request_id)))
+            for request_id, message in meta.messages.get(hook.name, {}).items():
+                merge(self._tally, hook.received(request_id, message, self._asked.get(request_id)))
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         asked = Asked(request)
@@ -204,8 +204,8 @@ class BlendConnector(KVConnectorBase_V1):
         if self._data_plane is None or not isinstance(connector_metadata, Step):
             return
         for hook in self._data_plane.hooks:
-            if said := hook.before_forward(connector_metadata):
-                self._said.setdefault(hook.name, {}).update(said)
+            if messages := hook.before_forward(connector_metadata):
+                self._messages.setdefault(hook.name, {}).update(messages)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         step = self._step()
@@ -269,8 +269,8 @@ class BlendConnector(KVConnectorBase_V1):
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
         reports, self._reports = self._reports, {}
-        said, self._said = self._said, {}
-        return BlendReports(reports, said) if reports or said else None
+        messages, self._messages = self._messages, {}
+        return BlendReports(reports, messages) if reports or messages else None
 
     def shutdown(self) -> None:
         """Write what was prefilled before the process ends."""

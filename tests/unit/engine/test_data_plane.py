@@ -79,7 +79,7 @@ def test_chunks_that_a_client_ingests_are_blended_and_the_prompt_is_evicted(
     order = EvictionOrder("r", "ticket", BLOCK_IDS, len(prompt.ids))
     _, said = step(connector, budget=Orders(others=[order]))
     assert said is not None
-    assert operations["report"]("ticket").kv_whole == said.said["budget"]["r"].whole != WHOLE
+    assert operations["report"]("ticket").kv_whole == said.messages["budget"]["r"].whole != WHOLE
 
 
 def opened(plane: DataPlane, prompt: ChunkedPrompt, root: Path, *tiers: dict[str, Any]) -> str:
