@@ -14,7 +14,7 @@ import xxhash
 from torch import nn
 
 from blendrag.errors import PredictorError
-from blendrag.eviction.classifier import Array, Classifier, shapes
+from blendrag.eviction.classifier import Array, Classifier
 from blendrag.eviction.hazard import Floats
 from blendrag.forecast.conversation import Window
 from blendrag.forecast.features import Features
@@ -25,6 +25,7 @@ from blendrag.progress import SILENT, Progress
 
 Labels = npt.NDArray[np.bool_]
 
+UNITS = 128  # of a layer, of which there are three (LPC section 3.2)
 LEARNING_RATE = 5e-4
 EPOCHS = 20
 HELD_OUT = 0.2
@@ -205,10 +206,8 @@ def _digest(dialogs: Sequence[Dialog]) -> str:
 
 
 def _mlp(width: int) -> nn.Sequential:
-    layers: list[nn.Module] = []
-    for (out, into), _ in shapes(width):
-        layers += [nn.Linear(into, out), nn.ReLU()]
-    return nn.Sequential(*layers[:-1])
+    hidden = nn.Linear(width, UNITS), nn.ReLU(), nn.Linear(UNITS, UNITS), nn.ReLU()
+    return nn.Sequential(*hidden, nn.Linear(UNITS, 1))
 
 
 def _layers(model: nn.Sequential, shift: float) -> tuple[tuple[Array, Array], ...]:
