@@ -34,8 +34,7 @@ def merge_runs(messages: Messages) -> list[Message]:
 
 
 def fit_template(tokenizer: Any, messages: Messages, /, **template_options: Any) -> list[Message]:
-    """Return merged messages in the first form that the model's template takes; ModelError if it takes
-    none."""
+    """Return merged messages in the first form that the template takes; ModelError for none."""
     first_error: ModelError | None = None
     for form in _FORMS:
         fitted = merge_runs(form(merge_runs(messages)))

@@ -103,8 +103,7 @@ class Schemas:
         return own
 
     def grammar(self, *alternatives: Mapping[str, Any]) -> Grammar:
-        """Return the grammar of answers that match one of several schemas, which are made of this one's
-        own."""
+        """Return the grammar of answers that match one of several schemas of :meth:`own`."""
         own = dict(alternatives[0]) if len(alternatives) == 1 else {"anyOf": list(alternatives)}
         whole = self._closed(own)
         roomy = with_room(whole, self._max_tokens)
@@ -206,8 +205,7 @@ def _ends(schema: Any, ending: set[str]) -> bool:
 
 
 def _refusal(schema: Mapping[str, Any]) -> str | None:
-    """Return why the engine's grammars refuse a schema. None where they are not installed, as with a
-    client."""
+    """Return why the engine's grammars refuse a schema; None also where none are installed."""
     try:
         from llguidance import LLMatcher
     except ModuleNotFoundError:
@@ -284,8 +282,7 @@ def _unrolled(schema: dict[str, Any], levels: int) -> dict[str, Any]:
 
 
 def _without_impossible(schema: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the schema without inner ones that are None, as nothing matches them; None if nothing matches
-    it."""
+    """Return the schema without inner ones that nothing matches (None); None if nothing matches it."""
     made = dict(schema)
     for keyword, value in schema.items():
         if keyword in ("properties", "patternProperties"):
@@ -359,8 +356,7 @@ def _inner(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _mapped(schema: Mapping[str, Any], change: Callable[[str, Any], Any]) -> dict[str, Any]:
-    """Return a schema whose inner schemas are replaced by what ``change`` makes of their keyword and of
-    them."""
+    """Return a schema with ``change`` made to each inner one, of its keyword and itself."""
     made = dict(schema)
     for keyword, value in schema.items():
         if keyword in _NAMED and isinstance(value, Mapping):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import typer
 from rich.console import Console
@@ -16,6 +16,12 @@ from rich.rule import Rule
 from typer.core import TyperGroup
 
 from blendrag.errors import BlendragError, needs
+from blendrag.progress import Progress, progress_bar
+
+if TYPE_CHECKING:
+    from blendrag.lab.results import Results
+
+R = TypeVar("R", bound="Results")
 
 _WIDE, _PAGE = 1000, 80  # columns
 # Former commands, each with what became of it.
@@ -44,8 +50,7 @@ def err() -> Console:
 
 
 def _console(file: TextIO) -> Console:
-    """Return a console. Where nobody looks and nobody said how wide it is, no column of a table is cut
-    off."""
+    """Return a console that cuts off no column where nobody looks, and nobody said how wide it is."""
     narrow = file.isatty() or "COLUMNS" in os.environ
     return Console(file=file, highlight=False, width=None if narrow else _WIDE)
 
@@ -123,3 +128,34 @@ def shown(source: str) -> str:
         return str(Path(source).relative_to(Path.cwd()))
     except ValueError:
         return source
+
+
+def measured(
+    work: Callable[[Progress], R],
+    table: Callable[[R, Console], None],
+    json: bool,
+    plot: Path | None = None,
+    draw: Callable[[R, Path], None] | None = None,
+    interrupted: str = "interrupted",
+    paste: Path | None = None,
+    name: str = "",
+) -> None:
+    """Do ``work`` behind a bar, and show its results: a table, and JSON and a picture where they are wanted.
+
+    With JSON on standard output, the table goes to standard error. What cannot be written is refused before
+    measuring rather than after. interrupted: what Ctrl-C is answered with. paste: a page whose tables of this
+    ``name`` are replaced.
+    """
+    from blendrag.lab.canvas import check_plot_path
+    from blendrag.lab.results import pasted
+
+    shown = pasted(table, name, paste)
+    if plot:
+        check_plot_path(plot)
+    with interruptible(interrupted), progress_bar() as progress:
+        results = work(progress)
+    if json:
+        print_json(results.to_dict())
+    shown(results, err() if json else out())
+    if plot and draw:
+        draw(results, plot)

@@ -72,8 +72,7 @@ class IndexedHeap:
         return (self._keys[self._heap[0]], self._priorities[0]) if self._heap else None
 
     def first(self, wanted: Callable[[str], bool]) -> str | None:
-        """Return the first of the wanted keys; None if there is none. O(k log k) for k keys that come before
-        it."""
+        """Return the first wanted key, if there is one. O(k log k) for k keys that come before it."""
         ahead = [(self._priorities[0], self._turns[0], 0)] if self._heap else []
         while ahead:
             _, _, place = heapq.heappop(ahead)

@@ -131,8 +131,7 @@ class RankedChunks:
             self._order.remove(key)
 
     def least(self, wanted: MayLeave = anything) -> str | None:
-        """Return the wanted chunk that is expected to earn its place least; of equals the one that came
-        longest ago."""
+        """Return the wanted chunk expected to earn its place least; of equals the oldest there."""
         return self._order.first(wanted)
 
     def oldest(self, wanted: MayLeave = anything) -> str | None:

@@ -125,8 +125,7 @@ class Prefixes:
         return (PrefixPath(self.client.id, named, stored, len(named), state=state) if named else None), None
 
     def grow(self, plan: PromptPlan) -> int:
-        """Grow all of a plan's nodes, if there is room. Returns how many are new. Waits until nothing
-        grows."""
+        """Grow a plan's nodes, if there is room, and wait for them. Returns how many are new."""
         nodes = self.tree.path(plan.token_ids, plan.spans)
         if not nodes:
             return 0
@@ -201,8 +200,7 @@ class Prefixes:
             self.client.delete(keys)
 
     def stats(self) -> dict[str, Any]:
-        """Return the nodes that are stored, their tokens' KV in bytes, what is still to grow, and counters by
-        tier."""
+        """Return stored nodes and their bytes, what is still to grow, and counters by tier."""
         totals = self.tree.totals()
         return {
             "nodes": totals.ready,

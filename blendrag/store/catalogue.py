@@ -111,8 +111,7 @@ class Catalogue(CatalogueFile):
         return self._among(keys, "state = 'ready' AND")
 
     def ready_from(self, prefix: str) -> set[str]:
-        """Return the keys of ready chunks that begin with ``prefix``: those that should be in one folder of
-        files."""
+        """Return the keys of ready chunks that begin with ``prefix``, and so share a folder."""
         query = f"SELECT key FROM records WHERE key >= ? AND key < ? || {_LAST} AND state = 'ready'"
         return set(self._keys(query, (prefix, prefix)))
 
@@ -157,8 +156,7 @@ class Catalogue(CatalogueFile):
             _doom(db, keys, kept=keep_ready)
 
     def doomed(self) -> list[str]:
-        """Return the keys whose files can be deleted. There are some after a crash between saying so and
-        doing it."""
+        """Return the keys whose files can be deleted, and were not before a crash."""
         return self._keys(
             "SELECT doomed.key FROM doomed LEFT JOIN records ON records.key = doomed.key"
             " WHERE kept OR state IS NULL OR state = 'evicted'"

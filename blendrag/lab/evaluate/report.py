@@ -76,8 +76,7 @@ def _range(interval: Interval | None, form: str) -> str:
 
 
 def _noise(difference: Interval) -> str:
-    """Return the mark of a number that may as well be full prefill's; full prefill's own cannot be
-    another."""
+    """Return the mark of a number that may as well be full prefill's, and is not."""
     return "~" if difference.within_noise and difference.low < difference.high else ""
 
 

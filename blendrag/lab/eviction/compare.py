@@ -36,8 +36,7 @@ class EvictionOptions:
 
     @classmethod
     def parse(cls, sizes: str, policies: str | None, seeds: int, warmup: float) -> EvictionOptions:
-        """Read options from what stands between commas. Without policies: all. Raises ConfigError, naming
-        it."""
+        """Read options from what stands between commas; no policies are all. Raises ConfigError."""
         try:
             numbers = sorted({int(word.replace("_", "")) for word in sizes.split(",")})
         except ValueError:

@@ -58,8 +58,7 @@ class Quality:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trained:
-    """A predictor that was trained. facts: what it was fitted to. quality: None where nothing was held
-    out."""
+    """A trained predictor. facts: what it was fitted to. quality: None if nothing was held out."""
 
     classifier: Classifier
     embedder: str
@@ -111,8 +110,7 @@ def _where(known: Outcomes, chosen: Labels) -> Outcomes:
 
 
 def unseen(dialogs: Sequence[Dialog], facts: Mapping[str, Any]) -> list[Dialog]:
-    """Return the conversations that a predictor was not fitted to: all, or, of its own file, what was held
-    out."""
+    """Return the conversations that a predictor was not fitted to: of its own file the held-out."""
     if _digest(dialogs) != facts.get("digest"):
         return list(dialogs)
     return [dialog for dialog in dialogs if _belongs(dialog.id, facts["held_out"], "held out")]
@@ -192,8 +190,7 @@ def log_loss(truth: Labels, probability: Floats) -> float:
 
 
 def _belongs(dialog: str, share: float, salt: str) -> bool:
-    """Return whether a conversation is in the part that ``salt`` names: the same however the file is
-    ordered."""
+    """Return whether a conversation is in the part that ``salt`` names, whatever the file's order."""
     return xxhash.xxh3_64_intdigest(f"{salt}\0{dialog}".encode()) < share * 2**64
 
 

@@ -1,5 +1,4 @@
-"""The codec with an 8-bit float (e4m3) per number: K about the middle of each channel, V as it is, both
-scaled."""
+"""The codec with an 8-bit float (e4m3) per number: scaled, K about each channel's middle."""
 
 from __future__ import annotations
 
@@ -18,8 +17,7 @@ _SHIFT, _SIGN_TWICE, _SMALLER = 7, 1 << 14, 2.0**-8
 
 @register_codec("fp8")
 class Fp8(PartedCodec):
-    """The 8-bit float codec. K: middle + scale * number, of a channel. V: scale * number, of a token and
-    head."""
+    """The 8-bit float codec. K: middle + scale * number of a channel. V: scale * number."""
 
     def parts(self, tokens: int) -> Sequence[Part]:
         channels, numbers = (self.heads, self.size), (tokens, self.heads, self.size)

@@ -76,14 +76,12 @@ class PartedCodec(Codec):
 
 
 def extremes(numbers: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return least and greatest along ``dim``. PyTorch's kernel for both at once takes ten times as long on
-    CPUs."""
+    """Return least and greatest along ``dim``. On CPUs, PyTorch's aminmax takes ten times as long."""
     return numbers.amin(dim), numbers.amax(dim)
 
 
 def multiples(numbers: torch.Tensor, step: torch.Tensor, least: int, most: int) -> torch.Tensor:
-    """Return ``numbers`` / ``step``, rounded to whole numbers from ``least`` to ``most``; 0 where the step is
-    0."""
+    """Return ``numbers`` / ``step``, rounded, from ``least`` to ``most``; 0 where the step is 0."""
     divisor = torch.where(step == 0, 1, step.float())
     return (numbers / divisor).round_().clamp_(least, most)
 
