@@ -225,7 +225,8 @@ def with_room(schema: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
     value has to match together, which, closed each, would leave it nothing. What contains itself does so no
     more often than there is room for. References lead to ``$defs``.
     """
-    roomy: dict[str, Any] = copy.deepcopy(_unrolled(dict(schema), _levels(max_tokens)))
+    levels = max(1, min(_MAX_LEVELS, max_tokens // _TOKENS_PER_LEVEL))
+    roomy: dict[str, Any] = copy.deepcopy(_unrolled(dict(schema), levels))
     parts: dict[int, tuple[dict[str, Any], bool]] = {}
     _look(roomy, roomy.get("$defs", {}), True, parts)
     for part, apart in parts.values():
@@ -241,10 +242,6 @@ def with_room(schema: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
     for string in strings:
         string["maxLength"] = max(_MIN_CHARACTERS, share, string.get("minLength", 0))
     return roomy
-
-
-def _levels(max_tokens: int) -> int:
-    return max(1, min(_MAX_LEVELS, max_tokens // _TOKENS_PER_LEVEL))
 
 
 def _unrolled(schema: dict[str, Any], levels: int) -> dict[str, Any]:

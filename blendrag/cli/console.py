@@ -20,6 +20,7 @@ from blendrag.progress import Progress, progress_bar
 
 if TYPE_CHECKING:
     from blendrag.lab.results import Results
+    from blendrag.serving.prefill import PrefillReport
 
 R = TypeVar("R", bound="Results")
 
@@ -68,6 +69,15 @@ def say(message: str) -> None:
 def print_json(value: Any) -> None:
     """Print one JSON document on standard output."""
     typer.echo(json.dumps(value, ensure_ascii=False, indent=2, default=str, allow_nan=False))
+
+
+def say_prefilled(report: PrefillReport) -> None:
+    """Print what was prefilled, if anything was."""
+    if report.chunks:
+        typer.echo(
+            f"{report.tokens:,} tokens in {report.chunks:,} chunks prefilled at"
+            f" {report.tokens_per_s:,.0f} tokens/s; {report.nbytes / 2**20:,.0f} MiB of KV written"
+        )
 
 
 @contextmanager

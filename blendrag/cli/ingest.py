@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from blendrag.cli import options
-from blendrag.cli.console import interruptible, print_json, say, shown
+from blendrag.cli.console import interruptible, print_json, say, say_prefilled, shown
 from blendrag.errors import ConfigError
 from blendrag.progress import progress_bar
 
@@ -85,11 +85,7 @@ def _print(report: IngestReport, folder: Path) -> None:
         f"{shown(str(folder))}: {report.added} documents added, {report.changed} changed{reread},"
         f" {report.unchanged} unchanged, {report.removed} removed"
     )
-    if report.chunks:
-        typer.echo(
-            f"{report.tokens:,} tokens in {report.chunks:,} chunks prefilled at"
-            f" {report.tokens_per_s:,.0f} tokens/s; {report.nbytes / 2**20:,.0f} MiB of KV written"
-        )
+    say_prefilled(report)
 
 
 def _read_questions(path: Path) -> list[str]:

@@ -26,10 +26,11 @@ from blendrag.settings import Settings
 from blendrag.store.catalogue import Catalogue
 from blendrag.store.contexts import Chunk, Contexts, Ids
 from blendrag.store.identity import KVIdentity
-from blendrag.store.record import Layout, Record
+from blendrag.store.kv_reader import read_whole
+from blendrag.store.record import Layout
 from blendrag.store.stack import TierSpec
 from blendrag.store.tiers.disk import DiskTier
-from blendrag.store.tiers.interface import Opened, Read
+from blendrag.store.tiers.interface import Opened
 from blendrag.tree import Nodes
 from blendrag.tree.tree import Tree
 
@@ -95,10 +96,8 @@ class ScratchStore:
         for opened in disk.open([chunk.key for chunk in chunks]).values():
             if not isinstance(opened, Opened):
                 raise opened
-            rows = torch.empty(opened.head.num_rows, opened.head.row_bytes, dtype=torch.uint8)
-            disk.read([Read(opened, 0, opened.head.num_rows, rows)])
+            found.append(read_whole(opened).decode())
             disk.close_record(opened)
-            found.append(Record(opened.head, rows).decode())
         return found
 
     def make_cold(self) -> None:

@@ -12,7 +12,26 @@ from blendrag.eviction import Use
 from blendrag.store.tiers import Tier
 from blendrag.store.tiers.local import Forecast, LocalTier
 
-_REMEMBERED = 65_536  # chunks that prompts used; earlier ones count as new again
+_REMEMBERED = 65_536  # keys; earlier ones count as new again
+
+
+class Seen:
+    """The keys that prompts had lately. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._keys: OrderedDict[str, None] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def meet(self, keys: Sequence[str]) -> int:
+        """Note a prompt's keys. Returns how many of the first ones earlier prompts had."""
+        with self._lock:
+            known = next((at for at, key in enumerate(keys) if key not in self._keys), len(keys))
+            for key in keys:
+                self._keys[key] = None
+                self._keys.move_to_end(key)
+            while len(self._keys) > _REMEMBERED:
+                self._keys.popitem(last=False)
+        return known
 
 
 class Policies:
@@ -20,8 +39,7 @@ class Policies:
 
     def __init__(self, tiers: Iterable[Tier]) -> None:
         self._tiers = [tier for tier in tiers if isinstance(tier, LocalTier)]
-        self._known: OrderedDict[str, None] = OrderedDict()
-        self._lock = threading.Lock()
+        self._known = Seen()
         self._times = {"used": _Times(), "forecast": _Times()}
 
     def used(self, prompt: Sequence[str], found: Iterable[str]) -> None:
@@ -33,7 +51,7 @@ class Policies:
         """
         with self._times["used"].taken():
             keys = list(dict.fromkeys(prompt))
-            known, now, there = self._meet(keys), time.monotonic(), set(found)
+            known, now, there = self._known.meet(keys), time.monotonic(), set(found)
             uses = [
                 (key, Use(now, depth=depth, length=len(keys), known=known))
                 for depth, key in enumerate(keys)
@@ -52,17 +70,6 @@ class Policies:
     def stats(self) -> dict[str, dict[str, float]]:
         """Return, by call, how many there were, and how long they took."""
         return {name: times.stats() for name, times in self._times.items()}
-
-    def _meet(self, keys: Sequence[str]) -> int:
-        """Note a prompt's chunks. Returns how many of the first ones earlier prompts have used."""
-        with self._lock:
-            known = next((depth for depth, key in enumerate(keys) if key not in self._known), len(keys))
-            for key in keys:
-                self._known[key] = None
-                self._known.move_to_end(key)
-            while len(self._known) > _REMEMBERED:
-                self._known.popitem(last=False)
-        return known
 
 
 class _Times:

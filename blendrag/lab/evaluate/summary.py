@@ -89,7 +89,7 @@ def _summary(
     reuse: Sequence[AnswerSample] | None,
 ) -> ArmSummary:
     pairs = list(zip(own, full, strict=True))
-    nll, reference, worst = (_nll(side) for side in (own, full, reuse or []))
+    nll, reference, worst = ([sample.nll for sample in side] for side in (own, full, reuse or []))
     kl = [
         [next_token_kl(b, a) for a, b in zip(one.logprobs, other.logprobs, strict=True)]
         for one, other in pairs
@@ -122,10 +122,6 @@ def _summary(
         speedup=mean([b.ttft_ms / a.ttft_ms for a, b in pairs]),
         recomputed=mean(shares) if shares else None,
     )
-
-
-def _nll(samples: Sequence[AnswerSample]) -> list[float]:
-    return [sample.nll for sample in samples]
 
 
 def _verdict(gap: Interval) -> Verdict:

@@ -6,6 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import ClassVar
 
 import torch
 
@@ -73,6 +74,18 @@ class PartedCodec(Codec):
             nbytes = math.prod(shape) * dtype.itemsize
             found.append(rows[..., at : at + nbytes].view(dtype).unflatten(-1, tuple(shape)))
         return found
+
+
+class ByteCodec(PartedCodec):
+    """A codec with a byte per number: K by two numbers per channel, V by one per token and head. kinds: of
+    the bytes of K and V."""
+
+    kinds: ClassVar[tuple[torch.dtype, torch.dtype]]
+
+    def parts(self, tokens: int) -> Sequence[Part]:
+        channels, numbers = (self.heads, self.size), (tokens, self.heads, self.size)
+        by_channel = (channels, self.dtype), (channels, self.dtype)
+        return *by_channel, ((tokens, self.heads, 1), self.dtype), *((numbers, kind) for kind in self.kinds)
 
 
 def extremes(numbers: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
