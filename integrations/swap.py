@@ -174,7 +174,7 @@ def compare(ask: Ask, questions: list[str]) -> list[tuple[Reply, Reply]]:
 
 
 def row(name: str, pairs: list[tuple[Reply, Reply]]) -> str:
-    from blendrag.lab.evaluate.scores import f1
+    from blendrag.lab.evaluate.summary import f1
     from blendrag.lab.statistics import spread
 
     def ms(values: list[float]) -> str:

@@ -98,8 +98,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some text of an answer, or of the thinking before it, as it is generated; the last piece has the whole
-    ``answer``."""
+    """Some text of an answer, or of the thinking before it; the last piece has the whole ``answer``."""
 
     text: str
     answer: Answer | None = None

@@ -142,8 +142,7 @@ def _parsed_by(parser: ToolParser, text: str, token_ids: Sequence[int], names: s
 
 
 def _said(before: str, content: str) -> str:
-    """Return the text before the calls, of which some parsers leave out blanks, or all; and that behind
-    them."""
+    """Return the text before the calls, which some parsers leave out, and that behind them."""
     head = before.strip()
     _, known, behind = content.partition(head) if head else ("", head, content)
     behind = content if head and not known else behind

@@ -103,7 +103,8 @@ def call_options(*given: Mapping[str, Any], also: Iterable[str] = ()) -> dict[st
 def request_options(options: Mapping[str, Any]) -> RequestOptions:
     """Return what :func:`call_options` gave as a request takes it. Raises ConfigError for a wrong value."""
     asked: Any = {name: options[name] for name in _OURS if name in options}
-    asked["logprobs"] = _logprobs(options.get("logprobs"), options.get("top_logprobs"))
+    wanted = options.get("logprobs")  # some say whether, and beside it how many
+    asked["logprobs"] = options.get("top_logprobs") or (int(wanted) if wanted else None)
     if isinstance(choice := options.get("tool_choice"), Mapping):  # as OpenAI writes it
         asked["tool_choice"] = choice["function"]["name"]
     asked |= _answer_format(options.get("response_format"), options.get("structured_outputs"))
@@ -123,11 +124,6 @@ def _layers(options: Mapping[str, Any], nested: bool) -> Iterator[tuple[Mapping[
     for name in _NESTED:
         if isinstance(inner := options.get(name), Mapping):
             yield from _layers(inner, True)
-
-
-def _logprobs(wanted: bool | int | None, top: int | None) -> int | None:
-    """Return how many log probabilities are wanted per token, where some say whether, and how many beside."""
-    return top or (int(wanted) if wanted else None)
 
 
 def _answer_format(response_format: Any, structured_outputs: Any) -> dict[str, Any]:

@@ -47,8 +47,7 @@ class ChatModel(ABC):
 
     @abstractmethod
     def collection(self, name: str) -> KeptDocuments:
-        """Return the collection of one vector store's documents, whose KV is kept. ``name`` tells it from
-        others."""
+        """Return the collection of one vector store's documents, told from others by its name."""
 
     @abstractmethod
     def prefetch(self, texts: Iterable[str]) -> None:
@@ -147,8 +146,7 @@ class ChatModel(ABC):
 
     @abstractmethod
     def _repeated_after(self, error: BlendragError) -> float | None:
-        """Return in how many seconds there may be another attempt after one that failed like this; None:
-        never."""
+        """Return in how many seconds to try again after an attempt that failed like this; None: never."""
 
     # -- about prompts ------------------------------------------------------------------------------------
 

@@ -34,8 +34,7 @@ def merge_runs(messages: Messages) -> list[Message]:
 
 
 def fit_template(tokenizer: Any, messages: Messages, /, **template_options: Any) -> list[Message]:
-    """Return merged messages in the first form that the model's template takes; ModelError if it takes
-    none."""
+    """Return merged messages in the first form that the template takes; ModelError for none."""
     first_error: ModelError | None = None
     for form in _FORMS:
         fitted = merge_runs(form(merge_runs(messages)))
@@ -59,10 +58,6 @@ def with_roles(messages: Messages, *, system: bool, welcome: bool) -> list[Messa
     return fitted if welcome or opening == "user" else merge_runs(_user_first(fitted))
 
 
-def _as_they_are(messages: list[Message]) -> list[Message]:
-    return messages
-
-
 def _system_in_user(messages: list[Message]) -> list[Message]:
     """Return system messages as user messages, so that they merge with what the user says next."""
     return [{**message, "role": "user"} if message["role"] == "system" else message for message in messages]
@@ -77,4 +72,4 @@ def _user_first(messages: list[Message]) -> list[Message]:
     return turns if turns and turns[0]["role"] == "user" else [{"role": "user", "content": "…"}, *turns]
 
 
-_FORMS: Iterable[Callable[[list[Message]], list[Message]]] = (_as_they_are, _system_in_user, _user_first)
+_FORMS: Iterable[Callable[[list[Message]], list[Message]]] = (list, _system_in_user, _user_first)

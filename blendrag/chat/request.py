@@ -187,8 +187,7 @@ def _texts(name: str, value: Any) -> tuple[str, ...]:
 
 
 def _message(message: Any) -> dict[str, Any]:
-    """Return a message as chat completions have it: texts in parts as one, and calls as name and
-    arguments."""
+    """Return a message with its texts in parts as one, and calls as name and arguments."""
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise ConfigError(f"a message is {{'role': ..., 'content': ...}}, not {message!r}")
     content = message.get("content")

@@ -103,8 +103,7 @@ class Schemas:
         return own
 
     def grammar(self, *alternatives: Mapping[str, Any]) -> Grammar:
-        """Return the grammar of answers that match one of several schemas, which are made of this one's
-        own."""
+        """Return the grammar of answers that match one of several schemas of :meth:`own`."""
         own = dict(alternatives[0]) if len(alternatives) == 1 else {"anyOf": list(alternatives)}
         whole = self._closed(own)
         roomy = with_room(whole, self._max_tokens)
@@ -206,8 +205,7 @@ def _ends(schema: Any, ending: set[str]) -> bool:
 
 
 def _refusal(schema: Mapping[str, Any]) -> str | None:
-    """Return why the engine's grammars refuse a schema. None where they are not installed, as with a
-    client."""
+    """Return why the engine's grammars refuse a schema; None also where none are installed."""
     try:
         from llguidance import LLMatcher
     except ModuleNotFoundError:
@@ -227,7 +225,8 @@ def with_room(schema: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
     value has to match together, which, closed each, would leave it nothing. What contains itself does so no
     more often than there is room for. References lead to ``$defs``.
     """
-    roomy: dict[str, Any] = copy.deepcopy(_unrolled(dict(schema), _levels(max_tokens)))
+    levels = max(1, min(_MAX_LEVELS, max_tokens // _TOKENS_PER_LEVEL))
+    roomy: dict[str, Any] = copy.deepcopy(_unrolled(dict(schema), levels))
     parts: dict[int, tuple[dict[str, Any], bool]] = {}
     _look(roomy, roomy.get("$defs", {}), True, parts)
     for part, apart in parts.values():
@@ -243,10 +242,6 @@ def with_room(schema: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
     for string in strings:
         string["maxLength"] = max(_MIN_CHARACTERS, share, string.get("minLength", 0))
     return roomy
-
-
-def _levels(max_tokens: int) -> int:
-    return max(1, min(_MAX_LEVELS, max_tokens // _TOKENS_PER_LEVEL))
 
 
 def _unrolled(schema: dict[str, Any], levels: int) -> dict[str, Any]:
@@ -284,8 +279,7 @@ def _unrolled(schema: dict[str, Any], levels: int) -> dict[str, Any]:
 
 
 def _without_impossible(schema: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the schema without inner ones that are None, as nothing matches them; None if nothing matches
-    it."""
+    """Return the schema without inner ones that nothing matches (None); None if nothing matches it."""
     made = dict(schema)
     for keyword, value in schema.items():
         if keyword in ("properties", "patternProperties"):
@@ -359,8 +353,7 @@ def _inner(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _mapped(schema: Mapping[str, Any], change: Callable[[str, Any], Any]) -> dict[str, Any]:
-    """Return a schema whose inner schemas are replaced by what ``change`` makes of their keyword and of
-    them."""
+    """Return a schema with ``change`` made to each inner one, of its keyword and itself."""
     made = dict(schema)
     for keyword, value in schema.items():
         if keyword in _NAMED and isinstance(value, Mapping):

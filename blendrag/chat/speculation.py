@@ -40,8 +40,7 @@ class Speculation:
         return self.turn is not None and not self.over
 
     def end(self) -> None:
-        """Give up the request: it will not come. Leaves an answer that was adopted alone; safe to call
-        twice."""
+        """Give up a request that will not come, unless its answer was adopted. Safe to call twice."""
         with self._lock:
             self.over = True
             if self.turn is not None:

@@ -104,8 +104,7 @@ def _takes(tokenizer: Any, *messages: Message) -> bool:
 
 
 def with_tools(template: TemplateFacts, request: ChatRequest) -> tuple[list[Message], dict[str, Any]]:
-    """Return the request's messages, with tools and calls as this model reads them, and options for its
-    template."""
+    """Return messages, with tools and calls as this model reads them, and its template's options."""
     _warn_about_variables(template, request.chat_template_kwargs)
     tokens = template.control_tokens
     messages = [dict(message) for message in request.messages if isinstance(message, Mapping)]
@@ -138,8 +137,7 @@ def forced_schema(
 
 
 def _call_schema(schemas: Schemas, tool: Mapping[str, Any], arguments: str) -> dict[str, Any]:
-    """Return the schema of a call, an object of the tool's name and, under the name ``arguments``, of
-    those."""
+    """Return the schema of a call: the tool's name and, called ``arguments``, its arguments."""
     return {
         "type": "object",
         "properties": {"name": {"const": tool["function"]["name"]}, arguments: _arguments(schemas, tool)},
@@ -159,8 +157,7 @@ def offered_tools(template: TemplateFacts, request: ChatRequest) -> dict[str, An
 
 
 def parameters_of(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema of a tool's arguments, which are an object; if it says nothing of them, there are
-    none."""
+    """Return the schema of a tool's arguments, an object; if it says nothing, there are none."""
     given = dict(tool["function"].get("parameters") or {})
     given = {name: value for name, value in given.items() if value is not None}
     given.setdefault("type", "object")
@@ -222,8 +219,7 @@ def _harmless(control_tokens: Sequence[str], value: Any) -> Any:
 
 
 def without_control(control_tokens: Iterable[str], value: Any) -> Any:
-    """Return a text with the control tokens in it broken up by an invisible sign; any other value as it
-    is."""
+    """Return a text with its control tokens broken up by an invisible sign; other values as they are."""
     if isinstance(value, str):
         for token in control_tokens:
             value = value.replace(token, f"{token[0]}\u2060{token[1:]}")

@@ -28,8 +28,7 @@ from blendrag.settings import Settings
 
 
 def plan_request(library: Library, request: ChatRequest) -> PromptPlan:
-    """Return the prompt that a request becomes. Raises ModelError if the model's template takes no form of
-    it."""
+    """Return the prompt that a request becomes. Raises ModelError if the template takes no form of it."""
     if request.plan is not None:
         return request.plan
     if isinstance(request.messages, str):
@@ -84,8 +83,7 @@ class Turn(Attempt):
 
     @property
     def sampling(self) -> Sampling:
-        """The request's sampling, held to the schema or the call that is asked for, once the model has
-        thought."""
+        """The request's sampling, held to a schema or call once the model has thought."""
         request, grammar = self._request, answer_grammar(self._request)
         given = tuple(self._tokens)
         sampling = replace(request.sampling, path=self._prompt.path, given=given, grammar=grammar)
@@ -151,8 +149,7 @@ class Turn(Attempt):
     # -- the answer's -------------------------------------------------------------------------------------
 
     def feed(self, delta: Delta) -> Piece:
-        """Return the part of the answer that is certain by now; with the last piece, the rest and the
-        whole."""
+        """Return what is certain by now; with the last piece, the rest and the whole."""
         if self._ttft_s is None:
             self._ttft_s = delta.ttft_s
             self.on_first_token(delta.ttft_s)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import typer
 from rich.console import Console
@@ -16,6 +16,13 @@ from rich.rule import Rule
 from typer.core import TyperGroup
 
 from blendrag.errors import BlendragError, needs
+from blendrag.progress import Progress, progress_bar
+
+if TYPE_CHECKING:
+    from blendrag.lab.results import Results
+    from blendrag.serving.prefill import PrefillReport
+
+R = TypeVar("R", bound="Results")
 
 _WIDE, _PAGE = 1000, 80  # columns
 # Former commands, each with what became of it.
@@ -44,8 +51,7 @@ def err() -> Console:
 
 
 def _console(file: TextIO) -> Console:
-    """Return a console. Where nobody looks and nobody said how wide it is, no column of a table is cut
-    off."""
+    """Return a console that cuts off no column where nobody looks, and nobody said how wide it is."""
     narrow = file.isatty() or "COLUMNS" in os.environ
     return Console(file=file, highlight=False, width=None if narrow else _WIDE)
 
@@ -63,6 +69,15 @@ def say(message: str) -> None:
 def print_json(value: Any) -> None:
     """Print one JSON document on standard output."""
     typer.echo(json.dumps(value, ensure_ascii=False, indent=2, default=str, allow_nan=False))
+
+
+def say_prefilled(report: PrefillReport) -> None:
+    """Print what was prefilled, if anything was."""
+    if report.chunks:
+        typer.echo(
+            f"{report.tokens:,} tokens in {report.chunks:,} chunks prefilled at"
+            f" {report.tokens_per_s:,.0f} tokens/s; {report.nbytes / 2**20:,.0f} MiB of KV written"
+        )
 
 
 @contextmanager
@@ -123,3 +138,34 @@ def shown(source: str) -> str:
         return str(Path(source).relative_to(Path.cwd()))
     except ValueError:
         return source
+
+
+def measured(
+    work: Callable[[Progress], R],
+    table: Callable[[R, Console], None],
+    json: bool,
+    plot: Path | None = None,
+    draw: Callable[[R, Path], None] | None = None,
+    interrupted: str = "interrupted",
+    paste: Path | None = None,
+    name: str = "",
+) -> None:
+    """Do ``work`` behind a bar, and show its results: a table, and JSON and a picture where they are wanted.
+
+    With JSON on standard output, the table goes to standard error. What cannot be written is refused before
+    measuring rather than after. interrupted: what Ctrl-C is answered with. paste: a page whose tables of this
+    ``name`` are replaced.
+    """
+    from blendrag.lab.canvas import check_plot_path
+    from blendrag.lab.results import pasted
+
+    shown = pasted(table, name, paste)
+    if plot:
+        check_plot_path(plot)
+    with interruptible(interrupted), progress_bar() as progress:
+        results = work(progress)
+    if json:
+        print_json(results.to_dict())
+    shown(results, err() if json else out())
+    if plot and draw:
+        draw(results, plot)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,11 +19,8 @@ from blendrag.machine import emulates_16_bit
 from blendrag.tables import table_with
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from blendrag.chat.answer import Answer
     from blendrag.index.index import BlendIndex
-    from blendrag.settings import Settings
 
 QUESTIONS = (
     "What are typer and rich each for, and why would a program use both?",
@@ -35,39 +29,10 @@ QUESTIONS = (
     "How do pydantic and pydantic-settings work together to check a program's settings?",
     "What are safetensors and huggingface_hub, and how do they help to load a transformers model?",
 )
+_COLUMNS = ("tokens\nfull", "tokens\nblended", "TTFT\nfull", "TTFT\nblended", "speed-up")
+_FORMS = ("{:,}", "{:,}", "{:.2f} s", "{:.2f} s", "{:.1f}x")
 _ANSWER_TOKENS = 80
 _ROUNDS = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """One question's prompt prefilled in full and blended. Medians of the rounds, in seconds; tokens."""
-
-    question: str
-    full_s: float
-    blended_s: float
-    full_tokens: int
-    blended_tokens: int
-
-    @property
-    def speedup(self) -> float:
-        return self.full_s / self.blended_s
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"speedup": self.speedup}
-
-
-def _name(settings: Settings) -> str:
-    """Return the name of the demo's folder: an index is opened only with what it was made with."""
-    from blendrag.store.identity import LAYOUT_VERSION, prefix_name
-
-    kind, prefix = settings.shared_prefix, ""
-    if kind != "none":
-        said = settings.system_prompt if kind == "system" else ""
-        prefix = prefix_name(kind, [0, *said.encode()])[: len(kind) + 8]
-    s = settings
-    parts = (s.model, s.dtype, s.new_codec, s.namespace, prefix, f"v{LAYOUT_VERSION}")
-    return re.sub(r"[^\w.-]+", "-", "-".join(part for part in parts if part))
 
 
 def demo(
@@ -79,12 +44,12 @@ def demo(
 ) -> None:
     """Ingest real documents found on this machine, ask five questions, and show what was saved."""
     from blendrag.cli.demo_documents import demo_documents
+    from blendrag.serving.lease import default_kv_dir
     from blendrag.settings import Settings
 
     settings = Settings.load(model=model)
     if settings.dtype == "auto" and emulates_16_bit():
         settings = settings.model_copy(update={"dtype": "float32"})
-    folder = folder or settings.cache_dir / "demo" / _name(settings)
     console = err() if json else out()
     documents = demo_documents()
     heading("1. Ingest", console)
@@ -94,6 +59,7 @@ def demo(
         " each chunk is prefilled once, apart from the others; its KV cache is kept on disk. That is the slow"
         " part, and the next run skips it."
     )
+    folder = folder or settings.cache_dir / "demo" / default_kv_dir(settings).name  # one for each identity
     with (
         interruptible("interrupted: what was ingested is kept; the same command goes on from there"),
         open_index(
@@ -112,18 +78,22 @@ def demo(
         start_engine(index)
         if not json:
             _show_answers(index)
-        compared: list[Comparison] = []
+        compared: list[dict[str, Any]] = []
         if index.start().blends:
             compared = _compare(index, console)
-            console.print(_table(compared))
+            table = table_with("question", *_COLUMNS)
+            for question, *numbers in (row.values() for row in compared):
+                cells = zip(_FORMS, numbers, strict=True)
+                table.add_row(Text(question), *(form.format(number) for form, number in cells))
+            console.print(table)
             console.print(
                 "tokens: what the model computed of the prompt; TTFT: time to the first token.\n"
-                f"Median speed-up: {median(row.speedup for row in compared):.1f}x"
+                f"Median speed-up: {median(row['speedup'] for row in compared):.1f}x"
             )
         else:
             say(f"no comparison: this model is not blended ({index.start().facts.reason})")
         if json:
-            print_json({"ingest": report.to_dict(), "questions": [row.to_dict() for row in compared]})
+            print_json({"ingest": report.to_dict(), "questions": compared})
 
 
 def _show_answers(index: BlendIndex) -> None:
@@ -141,9 +111,9 @@ def _show_answers(index: BlendIndex) -> None:
         print_sources(print_stream(index.stream(question)))
 
 
-def _compare(index: BlendIndex, console: Console) -> list[Comparison]:
-    """Compare the questions' prompts, prefilled in full and blended. The first one is asked once more, before
-    all others, to warm up."""
+def _compare(index: BlendIndex, console: Console) -> list[dict[str, Any]]:
+    """Return a row per question, its prompt prefilled in full and blended: medians of the rounds. The first
+    one is asked once more, before all others, to warm up."""
     from blendrag.lab.experiment import in_turn
     from blendrag.progress import progress_bar
 
@@ -163,23 +133,8 @@ def _compare(index: BlendIndex, console: Console) -> list[Comparison]:
                 answers[turn.trial, turn.key].append(answer)
     rows = []
     for question in QUESTIONS:
-        full, blended = (answers[question, arm] for arm in arms)
-        full_s, blended_s = (median(answer.ttft_s for answer in own) for own in (full, blended))
-        tokens = full[-1].evidence.computed, blended[-1].evidence.computed
-        rows.append(Comparison(question, full_s, blended_s, *tokens))
+        row: dict[str, Any] = {"question": question}
+        row |= {f"{arm}_tokens": answers[question, arm][-1].evidence.computed for arm in arms}
+        row |= {f"{arm}_s": median(answer.ttft_s for answer in answers[question, arm]) for arm in arms}
+        rows.append(row | {"speedup": row["full_s"] / row["blended_s"]})
     return rows
-
-
-def _table(rows: Sequence[Comparison]) -> Table:
-    columns = ("tokens\nfull", "tokens\nblended", "TTFT\nfull", "TTFT\nblended", "speed-up")
-    table = table_with("question", *columns)
-    for row in rows:
-        table.add_row(
-            Text(row.question),
-            f"{row.full_tokens:,}",
-            f"{row.blended_tokens:,}",
-            f"{row.full_s:.2f} s",
-            f"{row.blended_s:.2f} s",
-            f"{row.speedup:.1f}x",
-        )
-    return table

@@ -1,5 +1,4 @@
-"""Documents that the demo reads: the project's own documentation, and what the installed packages brought
-along."""
+"""Documents that the demo reads: the project's own, and what installed packages brought along."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from blendrag.cli.measured import measured
+from blendrag.cli.console import measured
 from blendrag.cli.options import Json, Model, Paste, Plot, Ratios, Seed
 
 

@@ -79,8 +79,7 @@ def _on_file(data: Path, embedder: str, held_out: float | None) -> tuple[Trained
 
 
 def _on_log(cache_dir: Path, embedder: str) -> tuple[Trained | None, Learned | None]:
-    """Return of predictor and table what is better than nothing. Raises PredictorError where the log teaches
-    neither."""
+    """Return of both what is better than nothing. Raises PredictorError where the log teaches neither."""
     from blendrag.errors import PredictorError, SourceError
     from blendrag.forecast.log import PromptLog, log_file
     from blendrag.lab.eviction.fit_hazard import learn_table

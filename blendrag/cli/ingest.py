@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from blendrag.cli import options
-from blendrag.cli.console import interruptible, print_json, say, shown
+from blendrag.cli.console import interruptible, print_json, say, say_prefilled, shown
 from blendrag.errors import ConfigError
+from blendrag.progress import progress_bar
 
 if TYPE_CHECKING:
+    from blendrag.index.index import BlendIndex
     from blendrag.index.ingest import IngestReport
 
 _SHOWN_SKIPPED = 10
@@ -37,14 +40,13 @@ def ingest(
 ) -> None:
     """Put documents into an index. Repeat it after changes: what is unchanged is skipped."""
     from blendrag.cli.opening import open_index, open_served
-    from blendrag.cli.tree import grow_tree, read_questions
     from blendrag.index.index import BlendIndex
     from blendrag.index.loaders import load_sources
 
     if not paths and questions is None:
         raise typer.BadParameter("no paths are given, nor --questions", param_hint="PATHS")
     load_sources(paths or ())  # a wrong path is an error before an index is made
-    asked = read_questions(questions) if questions else []
+    asked = _read_questions(questions) if questions else []
     found: dict[str, Any] = {}
     with (
         interruptible("interrupted: what was ingested is kept; the same command goes on from there"),
@@ -63,7 +65,7 @@ def ingest(
                 _print(report, index)
         if asked:
             assert isinstance(opened, BlendIndex)
-            found["tree"] = tree = grow_tree(opened, asked)
+            found["tree"] = tree = _grow_tree(opened, asked)
             if not json:
                 held = f"{tree['nodes']:,} nodes, {tree['bytes'] / 2**20:,.0f} MiB in all"
                 typer.echo(f"{tree['grown']:,} nodes grown; {held}")
@@ -83,8 +85,28 @@ def _print(report: IngestReport, folder: Path) -> None:
         f"{shown(str(folder))}: {report.added} documents added, {report.changed} changed{reread},"
         f" {report.unchanged} unchanged, {report.removed} removed"
     )
-    if report.chunks:
-        typer.echo(
-            f"{report.tokens:,} tokens in {report.chunks:,} chunks prefilled at"
-            f" {report.tokens_per_s:,.0f} tokens/s; {report.nbytes / 2**20:,.0f} MiB of KV written"
-        )
+    say_prefilled(report)
+
+
+def _read_questions(path: Path) -> list[str]:
+    """Read questions, one per line. Raises ConfigError."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {str(path)!r}: {error}") from None
+    return [line.strip() for line in lines if line.strip()]
+
+
+def _grow_tree(index: BlendIndex, questions: Sequence[str]) -> dict[str, Any]:
+    """Grow questions' prefixes on disk. Returns how many are new, and what there is."""
+    from blendrag.cli.opening import start_engine
+
+    grown = 0
+    start_engine(index)
+    with interruptible("interrupted: what has grown is kept"), progress_bar() as bar:
+        bar.note("growing")
+        bar.total(len(questions))
+        for question in questions:
+            grown += index.warm(question)
+            bar.advance()
+    return {"questions": len(questions), "grown": grown, **index.stats()["tree"]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -74,14 +75,17 @@ def _print_verified(report: VerifyReport, repair: bool) -> None:
 
 def gc(index: options.Index = options.DEFAULT_INDEX, tree: Tree = False, json: options.Json = False) -> None:
     """Remove files that nothing needs, and compact the databases."""
-    from blendrag.cli.tree import remove_tree
+    from blendrag.serving.prefixes import tree_folder
     from blendrag.settings import Settings
     from blendrag.store.maintenance.closed_index import closed_index
     from blendrag.store.maintenance.gc import collect
 
     stack = Settings.load().stack
     with closed_index(index) as opened, progress_bar(unit="bytes") as bar:
-        prefixes = remove_tree(opened) if tree else 0
+        folder, prefixes = tree_folder(opened.root), 0
+        if tree:
+            prefixes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+            shutil.rmtree(folder, ignore_errors=True)
         freed = collect(opened, stack, bar)
     if tree:
         freed.bytes["exact prefixes"] = prefixes

@@ -51,42 +51,8 @@ def _print(measured: Profile, settings: Settings, console: Console) -> None:
     machine = measured.machine
     where = f"{machine.cpu}, {machine.threads} threads, {machine.device}"
     console.print(Text(f"{measured.model} on {where}"))
-    tiers = _tier_table(measured, estimate, settings)
-    for table in (_prefill_table(measured), _blend_table(measured, estimate), tiers):
-        console.print(table)
+    console.print(_tier_table(measured, estimate, settings))
     console.print(Text(f"Lowest tier that adds no delay (mode B): {_mode_b(measured, estimate, settings)}."))
-    fit = estimate.recompute
-    console.print(
-        Text(
-            f"The fit of T_recompute is off by {fit.error:.1%} on average at these points, r * Prefill by"
-            f" {fit.paper_error:.1%}. The engine adds {1e3 * estimate.overhead_s:.0f} ms to a blended prompt."
-        )
-    )
-
-
-def _prefill_table(measured: Profile) -> Table:
-    times = {(point.cached, point.new): point.seconds for point in measured.prefill}
-    new = sorted({new for _, new in times})
-    title = "Prefill, ms: new tokens behind cached ones"
-    table = table_with("cached", *(f"{tokens:,} new" for tokens in new), title=title)
-    for cached in sorted({cached for cached, _ in times}):
-        cells = (times.get((cached, tokens)) for tokens in new)
-        table.add_row(f"{cached:,}", *(f"{1e3 * cell:,.0f}" if cell else "" for cell in cells))
-    return table
-
-
-def _blend_table(measured: Profile, estimate: Estimator) -> Table:
-    ratios = sorted({point.ratio for point in measured.blend})
-    title = "Fused prefill, KV in memory, ms (and by the fit)"
-    table = table_with("cached", "fresh", *(f"ratio {ratio:g}" for ratio in ratios), title=title)
-    times = {(point.cached, point.fresh, point.ratio): point.seconds for point in measured.blend}
-    for cached, fresh in sorted({(cached, fresh) for cached, fresh, _ in times}):
-        cells = []
-        for ratio in ratios:
-            seconds, fitted = times[cached, fresh, ratio], estimate.recompute_s(cached, fresh, ratio)
-            cells.append(f"{1e3 * seconds:,.0f} ({1e3 * fitted:,.0f})")
-        table.add_row(f"{cached:,}", f"{fresh:,}", *cells)
-    return table
 
 
 def _tier_table(measured: Profile, estimate: Estimator, settings: Settings) -> Table:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 from rich.text import Text
+from rich.tree import Tree as Picture
 
 from blendrag.cli import options
-from blendrag.cli.console import out, print_json, shown
+from blendrag.cli.console import out, print_json, say, shown
+
+if TYPE_CHECKING:
+    from blendrag.tree.tree import Row
 
 
 def stats(
@@ -23,10 +29,9 @@ def stats(
 ) -> None:
     """Show how many documents, chunks and bytes an index holds. Starts no engine."""
     from blendrag.cli.opening import open_index
-    from blendrag.cli.tree import show_tree
 
     if tree:
-        show_tree(index, json)
+        _show_tree(index, json)
         return
     with open_index(index, model=model) as opened:
         facts = opened.stats()
@@ -87,3 +92,35 @@ def _reuse(rows: Sequence[Mapping[str, Any]]) -> Table:
             numbers = (f"{row[column]:,}" for column in ("uses", "chunks", "tokens"))
             table.add_row(Text(shown(row["owner"])), *numbers)
     return table
+
+
+def _show_tree(index: Path, json: bool) -> None:
+    """Draw what is on disk: documents behind each other, with sizes and uses. Starts no engine."""
+    from blendrag.prompt.plan import preview
+    from blendrag.serving.prefixes import tree_folder
+    from blendrag.store.maintenance.closed_index import closed_index
+    from blendrag.tree.tree import Tree
+
+    with closed_index(index) as opened:
+        rows: list[Row] = []
+        if (tree := Tree.found(tree_folder(opened.root))) is not None:
+            with closing(tree):
+                rows = [row for row in tree.rows() if row.stored]
+        found = opened.catalogue.entries_of(row.node.document for row in rows)
+    texts = {entry.key: preview(entry.text) for entry in found}
+    names = {row.node.key: texts.get(row.node.document, "what stands before") for row in rows}
+    if json:
+        print_json([{**row.to_plain(), "text": names[row.node.key]} for row in rows])
+        return
+    if not rows:
+        say("no exact prefixes on disk: none has grown yet, or no disk of tiers has tree_bytes")
+        return
+    size = sum(row.nbytes for row in rows)
+    picture = Picture(f"{len(rows):,} nodes, {size / 2**20:,.0f} MiB")
+    branches = {"": picture}
+    for row in rows:
+        node, name = row.node, shown(names[row.node.key])
+        part = f"{node.end - node.start:,} tokens" if node.start < node.end else "state"  # of a hybrid model
+        about = f"{part}, {row.nbytes / 2**20:,.1f} MiB, used {row.uses:,} times: "
+        branches[node.key] = branches.get(node.parent, picture).add(Text(about + name))
+    out().print(picture)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from blendrag.cli import options
-from blendrag.cli.console import interruptible, print_json, say
+from blendrag.cli.console import interruptible, print_json, say, say_prefilled
 from blendrag.errors import BlendragError
 
 if TYPE_CHECKING:
@@ -120,8 +120,4 @@ def _print(report: StoreReport, at: Address) -> None:
         f"{at}: {report.added:,} texts added, {report.changed:,} changed, {report.unchanged:,} unchanged,"
         f" {report.removed:,} removed"
     )
-    if report.chunks:
-        typer.echo(
-            f"{report.tokens:,} tokens in {report.chunks:,} chunks prefilled at"
-            f" {report.tokens_per_s:,.0f} tokens/s; {report.nbytes / 2**20:,.0f} MiB of KV written"
-        )
+    say_prefilled(report)

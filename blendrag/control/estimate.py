@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from blendrag.control.fit import Coefficients, evaluate, fit_times, relative_error
+from blendrag.control.fit import Coefficients, evaluate, fit_times
 from blendrag.control.profile import BlendPoint, PrefillPoint, Profile, TierSpeed
 from blendrag.options import BlendOptions
 
@@ -78,24 +78,14 @@ class Recompute:
     token whatever the ratio, and fresh tokens are always computed. So it is fitted to measurements: a call,
     every token, every computed token, the pairs in which a computed token attends, and every cached token
     where some are chosen at a check layer (at ratio 0 none are). Above 0 it is linear in the ratio.
-    error: mean relative error at the points; paper_error: of the paper's formula at the same.
     """
 
     coefficients: Coefficients
-    error: float
-    paper_error: float
 
     @classmethod
-    def fit(cls, points: Sequence[BlendPoint], prefill: PrefillCurve) -> Recompute:
+    def fit(cls, points: Sequence[BlendPoint]) -> Recompute:
         terms = [_recompute_terms(point.cached, point.fresh, point.ratio) for point in points]
-        seconds = [point.seconds for point in points]
-        coefficients = fit_times(terms, seconds)
-        paper = [point.ratio * prefill.seconds(0, point.cached + point.fresh) for point in points]
-        return cls(
-            coefficients,
-            relative_error([evaluate(coefficients, own) for own in terms], seconds),
-            relative_error(paper, seconds),
-        )
+        return cls(fit_times(terms, [point.seconds for point in points]))
 
     def seconds(self, cached: int, fresh: int, ratio: float) -> float:
         a, b, c, d, e = self.coefficients  # written out: this is most of what a decision computes
@@ -131,7 +121,7 @@ class Estimator:
         return cls(
             profile.layers,
             prefill,
-            Recompute.fit(profile.blend, prefill),
+            Recompute.fit(profile.blend),
             median(point.overhead_s for point in profile.blend),
             dict(profile.tiers),
             make_selector(BlendOptions(0.5, profile.selector)).reads_question,

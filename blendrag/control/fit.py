@@ -36,8 +36,3 @@ def fit_times(terms: Sequence[Sequence[float]], seconds: Sequence[float]) -> Coe
 def evaluate(coefficients: Coefficients, terms: Sequence[float]) -> float:
     """Return the seconds that the fit gives."""
     return sum(c * term for c, term in zip(coefficients, terms, strict=True))
-
-
-def relative_error(estimated: Sequence[float], measured: Sequence[float]) -> float:
-    """Return the mean of |estimated / measured - 1|."""
-    return float(np.mean([abs(one / other - 1.0) for one, other in zip(estimated, measured, strict=True)]))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +12,6 @@ from blendrag.eviction.hazard import Floats
 
 Array = npt.NDArray[np.float32]
 
-UNITS = 128  # LPC section 3.2
-LAYERS = 3
 # No set of conversations shows that something is surer than this, and eviction trusts it fully.
 _SUREST = 7.0
 _FARTHEST = 10.0  # standard deviations: farther values were not trained on
@@ -49,9 +45,3 @@ class Classifier:
     def probability(self, rows: Array) -> Floats:
         """Return [n] from [n, width]: the chance that the conversation goes on."""
         return 1.0 / (1.0 + np.exp(-self.logits(rows)))
-
-
-def shapes(width: int) -> Sequence[tuple[tuple[int, int], tuple[int]]]:
-    """Return the shapes of weight and bias of each layer, for rows of ``width``."""
-    widths = [width, *[UNITS] * (LAYERS - 1), 1]
-    return [((out, into), (out,)) for into, out in pairwise(widths)]

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from blendrag.errors import BlendragWarning, PredictorError
-from blendrag.eviction.classifier import Classifier, shapes
+from blendrag.eviction.classifier import Classifier
 from blendrag.eviction.hazard import FEATURES, Hazard
 from blendrag.files.private import make_folder, write_whole
 
@@ -88,7 +88,7 @@ def save_fitted(file: Path, fitted: Fitted) -> None:
 
 
 def load_fitted(file: Path) -> Fitted:
-    """Read what was fitted. Raises PredictorError if there is no file, or none that can be right."""
+    """Read what was fitted. Raises PredictorError if there is no file, or it is not as it was written."""
     try:
         with safe_open(file, framework="numpy") as opened:
             facts = dict(opened.metadata() or {})
@@ -110,7 +110,7 @@ def load_fitted(file: Path) -> Fitted:
         ) from None
     except (OSError, SafetensorError) as error:
         raise PredictorError(f"cannot read {str(file)!r}: {error}; fit again") from error
-    except (ValueError, KeyError, IndexError) as error:
+    except (ValueError, KeyError) as error:
         raise PredictorError(f"{str(file)!r} is unusable ({error}): fit again") from error
 
 
@@ -121,16 +121,7 @@ def _digest(tensors: Tensors) -> str:
 def _classifier(tensors: Tensors) -> Classifier:
     count = sum(name.startswith("lpc.") and name.endswith(".weight") for name in tensors)
     layers = tuple((tensors[f"lpc.{n}.weight"], tensors[f"lpc.{n}.bias"]) for n in range(count))
-    mean, scale = tensors["lpc.mean"], tensors["lpc.scale"]
-    found = [(weight.shape, bias.shape) for weight, bias in layers]
-    if mean.ndim != 1 or scale.shape != mean.shape or found != list(shapes(len(mean))):
-        raise ValueError("other shapes than the predictor's")
-    parts = [mean, scale, *(part for layer in layers for part in layer)]
-    if any(part.dtype != np.float32 or not np.isfinite(part).all() for part in parts):
-        raise ValueError("numbers that are not finite 32-bit floats")
-    if not (scale > 0).all():
-        raise ValueError("a scale that is not positive")
-    return Classifier(mean, scale, layers)
+    return Classifier(tensors["lpc.mean"], tensors["lpc.scale"], layers)
 
 
 def _hazard(tensors: Tensors) -> Hazard:
@@ -140,16 +131,4 @@ def _hazard(tensors: Tensors) -> Hazard:
         if f"lpc+.borders.{name}" in tensors
     }
     ages, weights, bias = (tensors[f"lpc+.{name}"] for name in ("ages", "weights", "bias"))
-    orders: list[Any] = [ages, *borders.values()]
-    rows, steps = sum(map(len, borders.values())), len(ages) - 1
-    right = (
-        steps > 0
-        and ages[0] == 0.0
-        and all(np.isfinite(order).all() and (np.diff(order) > 0.0).all() for order in orders)
-        and (weights.shape, bias.shape) == ((rows, steps), (steps,))
-        and weights.dtype == bias.dtype == np.float64
-        and bool(np.isfinite(weights).all() and np.isfinite(bias).all())
-    )
-    if not right:
-        raise ValueError("numbers that are no table of lpc+")
     return Hazard(tuple(ages.tolist()), borders, weights, bias, prefix=False)

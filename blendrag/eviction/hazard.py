@@ -12,8 +12,9 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,7 +41,7 @@ _LOWEST = 2.0**-24  # uses a second: twice a year
 TOP = 255  # the highest level: 240 uses a second
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Hazard:
     """The model of when chunks are used again.
 
@@ -56,26 +57,20 @@ class Hazard:
     weights: Floats
     bias: Floats
     prefix: bool
-    _levels: dict[Case, bytes] = field(default_factory=dict, repr=False)
-    _read: list[tuple[int, tuple[float, ...]]] = field(default_factory=list, init=False, repr=False)
 
-    def __post_init__(self) -> None:
-        read = [(FEATURES.index(name), these) for name, these in self.borders.items()]
-        assert read == sorted(read), "not in the order of FEATURES"
-        self._read.extend(read)
+    @cached_property
+    def _read(self) -> list[tuple[int, tuple[float, ...]]]:
+        return [(FEATURES.index(name), these) for name, these in self.borders.items()]
 
     def case(self, features: Features) -> Case:
         """Return the intervals that the features are in. NaN is behind all borders."""
         return tuple([bisect_right(these, features[place]) for place, these in self._read])
 
-    def levels(self, case: Case) -> bytes:
-        """Return the chunk's level in each step, and one more, 0, for afterwards: [K + 1] of 0 to TOP."""
-        found = self._levels.get(case)
-        if found is None:
-            if len(self._levels) >= _CASES:
-                self._levels.clear()
-            found = self._levels[case] = self._computed(case)
-        return found
+    @cached_property
+    def levels(self) -> Callable[[Case], bytes]:
+        """What returns a chunk's level in each step, and one more, 0, for afterwards: [K + 1] of 0 to
+        TOP."""
+        return lru_cache(_CASES)(self._computed)
 
     def rates(self, cases: Cases) -> Floats:
         """Return the rates, [n, K] uses a second, of [n, features that are read] cases."""

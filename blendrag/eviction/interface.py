@@ -80,8 +80,7 @@ class EvictionPolicy(ABC):
 
     @classmethod
     def uses_forecasts(cls) -> bool:
-        """Return whether :meth:`forecast` does anything: nobody makes forecasts for policies that ignore
-        them."""
+        """Return whether :meth:`forecast` does anything, so that forecasts are made."""
         return cls.forecast is not EvictionPolicy.forecast
 
     def _now(self, at: float) -> float:

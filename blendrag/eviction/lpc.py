@@ -1,5 +1,4 @@
-"""The policy of Learned Prefix Caching (LPC, section 3.4): chunks of conversations that are over leave
-first."""
+"""Learned Prefix Caching (LPC, section 3.4): chunks of conversations that are over leave first."""
 
 from __future__ import annotations
 

@@ -69,8 +69,7 @@ class LPCPlus(EvictionPolicy):
         return self._ranks.least(may_leave) if self.learned else self._ranks.oldest(may_leave)
 
     def forecast(self, key: str, probability: float, at: float, conversation: str = "") -> None:
-        """Note a forecast. Of those since the chunk's last use the highest counts (LPC, section 3.5: max
-        pooling)."""
+        """Note a forecast: since the chunk's last use the highest counts (LPC, section 3.5)."""
         features = self._features.get(key)
         if features is None or not features[-1] < probability <= 1.0:
             return
@@ -118,8 +117,7 @@ class _Guard:
         """True if the learned order is the one to follow."""
 
     def used(self, key: str, size: int, levels: bytes, now: float, held: int | None) -> None:
-        """Note a use of any key. levels: the model's, by age. held: how much fits into the cache; None:
-        unknown."""
+        """Note a use of any key. levels: by age. held: what fits into the cache; None: unknown."""
         if crc32(key.encode()) & self._mask:
             return
         for side, trial in enumerate(self._trials):

@@ -9,8 +9,7 @@ from blendrag.eviction.interface import EvictionPolicy, MayLeave, Use, anything,
 
 @register_policy("lru")
 class LRU(EvictionPolicy):
-    """The policy by which the chunk that was not read for the longest time leaves first. It uses the order of
-    calls, not clocks."""
+    """The policy by which the chunk leaves that was not read for longest, by the order of calls."""
 
     def __init__(self) -> None:
         self._order: OrderedDict[str, None] = OrderedDict()

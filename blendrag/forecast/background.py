@@ -89,8 +89,7 @@ class BackgroundPredictor:
         self._thread.start()
 
     def ask(self, prompt: Prompt) -> bool:
-        """Queue a prompt, and return whether there was room for it. A prompt without a window is only written
-        down. Returns at once."""
+        """Queue a prompt, if there is room. One without a window is only written down."""
         asked = int(prompt.window is not None)
         try:
             self._queue.put_nowait(prompt)
@@ -157,8 +156,7 @@ class BackgroundPredictor:
             self._count(answered=answered, unanswered=len(asking) - answered)
 
     def _tried(self, work: Callable[[], _T], what: str = _NONE) -> _T | None:
-        """Return the result of ``work``; None if it fails. Whatever the error is, it must not end the
-        thread."""
+        """Return the result of ``work``; None if it fails, which must not end the thread."""
         try:
             return work()
         except Exception as error:

@@ -96,8 +96,7 @@ def without_documents(messages: Messages, documents: Iterable[str]) -> list[dict
 
 
 def shortened(text: str, tokenizer: Any, tokens: int) -> str:
-    """Return ``text`` within about ``tokens`` tokens: its head, an ellipsis and its tail where it is
-    longer."""
+    """Return ``text`` within about ``tokens`` tokens, of a longer one its head and tail."""
     text = encodable(text.strip())
     if len(text) <= tokens:  # a token is at least a character
         return text

@@ -61,7 +61,7 @@ class Features:
                 if prompt not in cut:
                     cut[prompt] = shortened(prompt, tokenizer, share)
             parts = [cut[prompt] for prompt in prompts]
-            keys = [_key(part) for part in parts]
+            keys = [xxhash.xxh3_128_digest(part.encode()) for part in parts]
             texts.update(zip(keys, parts, strict=True))
             keyed.append(keys)
         return keyed, texts
@@ -83,10 +83,6 @@ class Features:
         while len(self._known) > _REMEMBERED:
             self._known.popitem(last=False)
         return vectors
-
-
-def _key(text: str) -> bytes:
-    return xxhash.xxh3_128_digest(text.encode())
 
 
 def features_of(embedder: str, device: str | None = None) -> Features:

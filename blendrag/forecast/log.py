@@ -120,8 +120,7 @@ class PromptLog:
             raise PredictorError(f"cannot log prompts in {str(self.path)!r}: {error}") from error
 
     def prompts(self) -> list[Prompt]:
-        """Return the prompts with chunks, in the order in which they came, of the store that had most of
-        them."""
+        """Return the prompts with chunks, as they came, of the store that had most of them."""
         store = self._read(_BUSIEST)
         lines = self._read(
             "SELECT at, chunks, conversation FROM prompts WHERE store = ? AND chunks != '[]' ORDER BY at, id",

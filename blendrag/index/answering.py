@@ -69,8 +69,7 @@ class Answering(ABC):
         """Close the folder, and give back what is held. Safe to call twice."""
 
     def retrieve(self, question: str, similarity_top_k: int | None = None) -> list[Source]:
-        """Return the chunks most like the question, best first. Raises EmptyIndexError without any
-        documents."""
+        """Return the chunks most like the question, best first. Raises EmptyIndexError for no documents."""
         found = self._vectors.search(question, similarity_top_k or self.settings.similarity_top_k)
         if not found:
             raise EmptyIndexError("the index holds no documents: ingest some first")
@@ -110,8 +109,7 @@ class Answering(ABC):
     def _asking(
         self, request: ChatRequest, found: Sequence[Source], left_out: Sequence[Source]
     ) -> ChatRequest:
-        """Return the request with these documents put before its question. left_out: those that do not fit
-        the window."""
+        """Return the request with documents before its question. left_out: of those found, too long."""
 
     def explain(self, prompt: str | Messages, **options: Unpack[AskOptions]) -> list[dict[str, Any]]:
         """Return what would be reused, without asking: a row per segment of the prompt, then the documents

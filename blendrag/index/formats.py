@@ -107,8 +107,7 @@ def find_reader(suffix: str, head: bytes, default: Reader | None = None) -> Read
 
 
 def read(reader: Reader, data: bytes) -> Content:
-    """Return what the reader makes of a file. Whatever it fails with, a damaged or hostile file is
-    Unusable."""
+    """Return what the reader makes of a file: whatever it fails with, the file is Unusable."""
     try:
         return reader(data)
     except (Unusable, BlendragError):

@@ -81,8 +81,7 @@ class BlendIndex(Answering):
         self._ledger.close()
 
     def start(self, progress: Progress | None = None) -> RunningEngine:
-        """Start the engine if it is not running, and return it: half a minute that the first question need
-        not pay."""
+        """Start the engine if it is not running, so that no question waits for that, and return it."""
         return self._library.start(progress)
 
     # -- documents ----------------------------------------------------------------------------------------

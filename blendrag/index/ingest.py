@@ -74,8 +74,7 @@ class Chunking:
 
 @dataclass(frozen=True, slots=True)
 class DocumentPipeline:
-    """A pipeline that takes documents into the ledger, what makes chunks of them, and the vector store; or
-    out of them."""
+    """A pipeline that takes documents into ledger, chunks and vector store, or out of them."""
 
     root: Path
     fingerprint: str

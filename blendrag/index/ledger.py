@@ -1,5 +1,4 @@
-"""The ledger of what has been ingested: one row per document, so that a second ingest does only what has
-changed."""
+"""The ledger of documents: a row for each, so that a second ingest does only what has changed."""
 
 from __future__ import annotations
 
@@ -10,7 +9,6 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,18 +31,6 @@ CREATE TABLE IF NOT EXISTS documents (
 ) STRICT
 """
 _SINCE = {"reader": "INTEGER NOT NULL DEFAULT 0", "part_of": "TEXT"}  # columns that former versions lack
-
-
-@dataclass(frozen=True, slots=True)
-class DocumentRecord:
-    """A document in the index. ``bytes``: of its text in UTF-8; ``ingested_at``: seconds since 1970."""
-
-    source: str
-    content_hash: str
-    fingerprint: str
-    chunk_keys: tuple[str, ...]
-    bytes: int
-    ingested_at: float
 
 
 class Ledger:
@@ -128,25 +114,13 @@ class Ledger:
         self._execute("UPDATE documents SET part_of = ? WHERE source = ?", (whole, source))
 
     def under(self, roots: Iterable[str]) -> set[str]:
-        """Return the sources that are one of these files, or parts of one, or files in one of these folders
-        at any depth."""
+        """Return the sources that are one of these files, a part of one, or below one of these folders."""
         tops = [(root, root.rstrip(os.sep) + os.sep) for root in roots]
         return {
             source
             for source, whole in self.wholes().items()
             if any(whole == root or source.startswith(folder) for root, folder in tops)
         }
-
-    def documents(self) -> list[DocumentRecord]:
-        """Return all documents, by source."""
-        rows = self._execute(
-            "SELECT source, content_hash, fingerprint, chunk_keys, bytes, ingested_at"
-            " FROM documents ORDER BY source"
-        )
-        return [
-            DocumentRecord(source, content_hash, fingerprint, tuple(json.loads(keys)), size, at)
-            for source, content_hash, fingerprint, keys, size, at in rows
-        ]
 
     def close(self) -> None:
         self._db.close()

@@ -47,8 +47,7 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A source that could not be used, and why. ``transient``: it is there, but could not be read this
-    time."""
+    """A source that could not be used, and why. ``transient``: it may be another time."""
 
     source: str
     reason: str
@@ -121,8 +120,7 @@ def _resolve(item: Item) -> Path | Document:
 
 
 def _from_framework(item: Any) -> Path | Document:
-    """Make a document of LangChain's. Page-wise loaders give every page of a file the same source, so it is
-    named."""
+    """Make a document of LangChain's, named by its page, too: pages of a file have one source."""
     metadata = dict(item.metadata or {})
     source = whole = str(getattr(item, "id", None) or metadata.get("source") or "")
     if source == str(metadata.get("source")) and "page" in metadata:
@@ -178,8 +176,7 @@ def _read(targets: list[Path | Document], max_bytes: int, excluded: set[str]) ->
 
 
 def _named(document: Document, names: dict[str, str]) -> Iterator[Loaded]:
-    """Yield a document. Different texts under one source are told apart by a number; the same text is given
-    once."""
+    """Yield a document once, with a number behind the source that another text has already."""
     source, number, text_hash = document.source, 1, document.content_hash
     while names.get(source, text_hash) != text_hash:
         number += 1
@@ -212,8 +209,7 @@ def _load_folder(folder: Path, max_bytes: int, seen: set[str], excluded: set[str
 
 
 def _walk(folder: Path, excluded: set[str]) -> Iterator[Path]:
-    """Yield the files under a folder, sorted; a folder that cannot be listed stands for itself. Links are
-    followed."""
+    """Yield the files under a folder, sorted, behind links, too; an unreadable folder as itself."""
     visited = set(excluded)
     stack = [folder]
     while stack:

@@ -74,8 +74,7 @@ class Splitter:
             start = end if end == len(text) else self._with_overlap(text, start, end, block)
 
     def _piece(self, text: str, start: int, starts: list[int]) -> tuple[TextChunk, int]:
-        """Return the piece at ``start``, and where it ends. ``starts``: of its tokens, and of the one
-        after."""
+        """Return the piece at ``start``, and its end. ``starts``: of its tokens and the next one."""
         budget = self._limit
         while True:
             end = self._end(text, start, starts, budget)

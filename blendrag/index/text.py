@@ -11,8 +11,7 @@ from blendrag.errors import needs
 
 
 class Unusable(Exception):
-    """A file cannot be used; the message says why. Never leaves the package: it becomes ``Skipped`` or
-    ``SourceError``."""
+    """A file cannot be used; the message says why. It becomes ``Skipped`` or ``SourceError``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,8 +116,7 @@ class VectorStore:
         return len(ids)
 
     def search(self, query: str, k: int, where: Mapping[str, Any] | None = None) -> list[Source]:
-        """Return the ``k`` chunks most like the query, best first, each key once. ``where``: a Chroma
-        filter."""
+        """Return the ``k`` chunks most like the query, best first. ``where``: a Chroma filter."""
         total = self._rows.count()
         if k < 1 or not total:
             return []

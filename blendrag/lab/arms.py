@@ -161,8 +161,7 @@ def check_blended(name: str, report: BlendReport | None) -> BlendReport:
 
 
 def recipe_of(settings: Settings, store: str, ratio: float | None = None) -> Recipe:
-    """Return the settings' recipe but for its spans, over the opened store of this id. ratio: instead of
-    theirs."""
+    """Return the settings' recipe without spans, over this store. ratio: instead of theirs."""
     options = settings.blending
     return Recipe(store, (), options if ratio is None else replace(options, recompute_ratio=ratio))
 

@@ -79,8 +79,7 @@ def _means(column: _Floats) -> _Floats:
 
 @lru_cache(maxsize=4)
 def _draws(rows: int) -> _Floats:
-    """Return how often each row is in each draw, [RESAMPLES, rows]. The same for all numbers, drawn
-    together."""
+    """Return how often each row is in each draw, [RESAMPLES, rows], the same for all numbers."""
     counts = np.random.default_rng(_SEED).multinomial(rows, np.full(rows, 1 / rows), size=RESAMPLES)
     return counts.astype(np.float64)
 

@@ -189,11 +189,12 @@ class _Check:
         text = list(prompts[0].token_ids)
         found = ModelCheck(**self.engine.call("selfcheck", text, len(text) // 2))
         in_a_block = self.engine.facts.block_size - 1  # of the one where documents end
+        recomputed = sum(answer.report.recomputed for answer in reused if answer.report)
         rows = [
             _blended(repaired + reused + reread),
             *_same_as_full(full, repaired),
             *special,
-            _at_most("ratio 0: stored tokens recomputed", _recomputed(reused), len(reused) * in_a_block),
+            _at_most("ratio 0: stored tokens recomputed", recomputed, len(reused) * in_a_block),
             _above_zero(REUSE, _largest_kl(full, reused)),
             _at_most("scattered rows against dense float32 attention", found.mask_error, _MAX_MASK_ERROR),
             _at_most("stored KV read back from disk", _largest_change(reused, reread), 0.0),
@@ -273,10 +274,6 @@ def _blended(answers: Sequence[Delta]) -> Check:
     return Check(
         "prompts blended, no chunk missing", f"{good} of {len(answers)}", "all", good == len(answers)
     )
-
-
-def _recomputed(answers: Sequence[Delta]) -> int:
-    return sum(answer.report.recomputed for answer in answers if answer.report)
 
 
 def _same_as_full(full: Sequence[Delta], repaired: Sequence[Delta]) -> list[Check]:

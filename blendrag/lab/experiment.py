@@ -33,8 +33,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ArmTurn(Generic[K, A, T]):
-    """A turn: ``arm``, called ``key``, is to be asked ``trial``. number: of the trial, from 0; below, it
-    warms up."""
+    """A turn: ``arm``, called ``key``, is asked ``trial``. number: of it, below 0 as a warm-up."""
 
     number: int
     trial: T

@@ -40,8 +40,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A trial: the same prompt for every arm. before: what prefix caching is asked before it, its chunks in
-    another order."""
+    """A prompt for every arm. before: what prefix caching is asked first, in another order."""
 
     prompt: Prompt
     before: Prompt
@@ -66,8 +65,7 @@ class PromptMaker:
         return self.make_of([[chunk] for chunk in chunks], question)
 
     def make_of(self, documents: Sequence[Sequence[Chunk]], question: str) -> Prompt:
-        """Make a prompt of documents. One may be several chunks, with nothing between them; behind it stands
-        the separator."""
+        """Make a prompt of documents, each of chunks right behind each other and the separator."""
         ids: list[int] = []
         spans: list[tuple[str, int, int]] = []
         for part in self._parts(question):
@@ -100,8 +98,7 @@ class PromptMaker:
             return parts
 
     def trial(self, pool: Sequence[Chunk], chunks: int, rng: random.Random, number: int) -> Trial:
-        """Make a trial of at least two chunks, a random choice from ``pool``, in two different random
-        orders."""
+        """Make a trial of two or more random chunks of ``pool``, in two random orders."""
         chosen = rng.sample(pool, chunks)
         other = list(chosen)
         while other == chosen:

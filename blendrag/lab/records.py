@@ -24,8 +24,7 @@ _GZIP_MAGIC = b"\x1f\x8b"
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield (number, line) of the lines that are not blank, of a file that may be too long to be read at
-    once."""
+    """Yield (number, line) of the lines that are not blank, however long the file is."""
     with _readable(path), path.open("rb") as file:
         magic = file.read(2)
         file.seek(0)

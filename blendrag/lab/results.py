@@ -27,8 +27,7 @@ _SETTINGS = {"tiers", "blend_share"}
 
 @dataclass(frozen=True, slots=True)
 class Setup(Generic[Options]):
-    """The setup of a measurement. options: the command's. prompt_tokens: lengths of the prompts, each once,
-    ascending."""
+    """The setup of a measurement. prompt_tokens: lengths of the prompts, each once, ascending."""
 
     options: Options
     settings: Settings

@@ -26,10 +26,11 @@ from blendrag.settings import Settings
 from blendrag.store.catalogue import Catalogue
 from blendrag.store.contexts import Chunk, Contexts, Ids
 from blendrag.store.identity import KVIdentity
-from blendrag.store.record import Layout, Record
+from blendrag.store.kv_reader import read_whole
+from blendrag.store.record import Layout
 from blendrag.store.stack import TierSpec
 from blendrag.store.tiers.disk import DiskTier
-from blendrag.store.tiers.interface import Opened, Read
+from blendrag.store.tiers.interface import Opened
 from blendrag.tree import Nodes
 from blendrag.tree.tree import Tree
 
@@ -95,15 +96,12 @@ class ScratchStore:
         for opened in disk.open([chunk.key for chunk in chunks]).values():
             if not isinstance(opened, Opened):
                 raise opened
-            rows = torch.empty(opened.head.num_rows, opened.head.row_bytes, dtype=torch.uint8)
-            disk.read([Read(opened, 0, opened.head.num_rows, rows)])
+            found.append(read_whole(opened).decode())
             disk.close_record(opened)
-            found.append(Record(opened.head, rows).decode())
         return found
 
     def make_cold(self) -> None:
-        """Have RAM forget what came from the tier below, and the system what the files hold; unless the tier
-        is RAM itself."""
+        """Have RAM forget what came from a tier below, and the system what its files hold."""
         if self.tier != "ram":
             self.client.empty_ram()
             drop_page_cache(Path(self.id) / "kv")
@@ -196,8 +194,7 @@ class ScratchTree:
 def scratch_tree(
     engine: Engine, settings: Settings, blocks: int | None = None, *, disk: bool = False
 ) -> Iterator[ScratchTree]:
-    """Open an empty tree of exact prefixes, in RAM; gone afterwards. blocks: of the engine's, at most. disk:
-    over one."""
+    """Open an empty tree in RAM for a while. blocks: the engine's, at most. disk: over one."""
     identity = kv_identity(settings, engine.model_path, prefix_ids(settings, engine.model_path))
     row = Layout(replace(identity, codec="raw"), engine.facts.dtype).row_bytes(engine.facts.block_size, 1)
     limit = None if blocks is None else blocks * row * engine.facts.num_layers
@@ -223,8 +220,7 @@ def ram_of(settings: Settings) -> TierSpec:
 
 @contextlib.contextmanager
 def temporary_folder(settings: Settings, tier: TierSpec) -> Iterator[Path]:
-    """Make a folder for a while, on the disk that the tier uses: its own, else the one with the cache
-    folder."""
+    """Make a folder for a while, on the tier's own disk, else that of the cache folder."""
     beside = (tier.path or settings.cache_dir).expanduser()
     try:
         beside.mkdir(parents=True, exist_ok=True)

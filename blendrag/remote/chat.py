@@ -77,8 +77,7 @@ def open_chat(
 
 @dataclass(frozen=True, slots=True)
 class _Request(ChatRequest):
-    """A request to a server. said: what the field ``blendrag`` says of blending; the rest is as the server
-    has it."""
+    """A request to a server. said: of blending; the rest is as the server has it."""
 
     said: tuple[tuple[str, Any], ...] = ()
 
@@ -235,8 +234,7 @@ class RemoteChat(ChatModel):
         return {name: value for name, value in body.items() if value is not None}
 
     def _grammar(self, request: ChatRequest) -> Grammar | None:
-        """Return what the answer has to match; what the prompt leaves of the window is taken for half of
-        it."""
+        """Return what the answer has to match; half of the window is taken to be left for it."""
         if request.sampling.max_tokens is None and (request.forced or request.schema or request.grammar):
             request = request.within(self.context_window // 2)
         return answer_grammar(request)
@@ -324,8 +322,7 @@ def _as_openai(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Background:
-    """A thread for what nobody waits for, the end of the process neither: the latest few, one after the
-    other."""
+    """A thread for what nobody waits for, nor the end of the process: the latest few, in turn."""
 
     def __init__(self) -> None:
         self._latest: deque[Callable[[], None]] = deque(maxlen=_PREFETCHES)

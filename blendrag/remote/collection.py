@@ -182,8 +182,7 @@ def _forget_at_exit(server: Server, name: str, process: int) -> None:
 
 
 def _as_path(name: str) -> str:
-    """Return a name for a path: names are of any kind, such as paths; those of the server's collections are
-    not."""
+    """Return a name, which may be of any kind, as the server's paths have it."""
     if _NAME.fullmatch(name):
         return name
     readable = re.sub(r"[^\w.-]+", ".", name, flags=re.ASCII).strip(".")[-64:]

@@ -144,8 +144,7 @@ class Reader(Attempt):
         )
 
     def check(self) -> None:
-        """Check, at the end of the stream, that it is the answer's. Raises as :meth:`feed` does, if it is
-        not."""
+        """Check that the stream's end is the answer's. Raises as :meth:`feed` does."""
         if not self.ended:
             said = "the server ended the stream before the answer's end"
             raise (BrokenAnswerError if self.begun else ServerBusyError)(said)

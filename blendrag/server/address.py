@@ -21,8 +21,7 @@ class _Options(argparse.ArgumentParser):
 
 
 def check_address(options: Sequence[str]) -> None:
-    """Bind the address of these options (``--host``, ``--port``, ``--uds``) as vLLM's server will; let go.
-    Raises ConfigError."""
+    """Bind the address of these options as vLLM's server will, and let go. Raises ConfigError."""
     parser = _Options(add_help=False, allow_abbrev=False)
     parser.add_argument("--host", default="")
     parser.add_argument("--port", type=int, default=8000)

@@ -6,11 +6,13 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from functools import partial
-from threading import BoundedSemaphore
+from threading import BoundedSemaphore, Lock
 from typing import Annotated, Any, Literal, TypeVar, cast
 
 import xxhash
@@ -28,10 +30,8 @@ from blendrag.options import BlendKeywords, BlendOverrides, resolved
 from blendrag.prompt import Messages, PromptPlan, decode
 from blendrag.server.doors import Door, door_of
 from blendrag.server.gate import key_of
-from blendrag.server.latest import LatestPrompts
-from blendrag.serving.evidence import Evidence
+from blendrag.serving.evidence import Evidence, PlannedPrompt
 from blendrag.serving.library import Library
-from blendrag.serving.planned import PlannedPrompt
 from blendrag.settings import RENAMED, Settings
 from blendrag.text import encodable
 
@@ -132,9 +132,51 @@ class Blended:
         return {"plain": prompt.plain} if prompt.recipe is None else tokens | {"cached": prompt.recipe.cached}
 
 
+MOST_PROMPTS = 32
+_MOST_BYTES = 1 << 20  # roughly, of all; the latest is kept whatever it takes
+_ROW_BYTES = 400
+_KEPT = ("kind", "source", "tokens", "reused", "reason", "start", "chunk_key")
+_FACTS = ("computed_at", "missing", "decision", "prefill_s", "tiers", "ms")
+
+
+class LatestPrompts:
+    """The latest prompts, in this process. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._prompts: deque[tuple[int, dict[str, Any]]] = deque(maxlen=MOST_PROMPTS)
+        self._lock = Lock()
+
+    def add(self, counts: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+        """Note a prompt by its evidence, as ``Blending.evidence`` has it.
+
+        Kept are counts, positions and the names of documents that it holds; no text of it, of its answer or
+        of its documents.
+        """
+        rows = [{name: row[name] for name in _KEPT} for row in facts.get("documents", ()) if _told(row)]
+        for row in rows:
+            if row["start"] is None:
+                row["source"] = None  # a document's first words, where it has no name
+        kept = {name: facts[name] for name in _FACTS if name in facts}
+        at = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC"
+        size = len(rows) * _ROW_BYTES + len(kept.get("computed_at", ""))
+        with self._lock:
+            self._prompts.append((size, {"at": at, **counts, **kept, "documents": rows}))
+            while len(self._prompts) > 1 and sum(size for size, _ in self._prompts) > _MOST_BYTES:
+                self._prompts.popleft()
+
+    def all(self) -> list[dict[str, Any]]:
+        """Return them, latest first."""
+        with self._lock:
+            return [prompt for _, prompt in reversed(self._prompts)]
+
+
+def _told(row: Mapping[str, Any]) -> bool:
+    """Return whether a row is about a document."""
+    return row["kind"] != "fresh" or row["chunk_key"] is not None
+
+
 class Blending:
-    """The blending of one server's tenant. Used in its event loop; what takes longer than a moment runs in
-    threads."""
+    """The blending of a tenant, used in the server's loop; what takes long runs in threads."""
 
     def __init__(
         self,
@@ -168,8 +210,7 @@ class Blending:
             raise EngineClosedError("the server is about to end: put these documents again")
 
     def close(self) -> None:
-        """Close before the engine ends: nothing grows any more, and what was noted of prompts is written
-        down."""
+        """Close before the engine ends, and write down what was noted of prompts."""
         self.library.sidecars.stop()
 
     async def prepare(self, request: Any, fields: BlendFields, state: Any) -> Blended:
@@ -328,7 +369,6 @@ class Blending:
 
 
 def blending_of(request: Request, namespace: str | None = None) -> Blending:
-    """Return the blending of the request's tenant, or of another. Raises KeyError for one that there is
-    not."""
+    """Return the blending of the request's tenant, or of another. Raises KeyError."""
     tenants: dict[str, Blending] = request.app.state.blendrag
     return tenants[key_of(request).namespace if namespace is None else namespace]

@@ -119,8 +119,7 @@ def settings_among(options: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
 
 
 def check_given(given: Mapping[str, Any]) -> None:
-    """Raise ConfigError for a setting, among those of the command line, that would do nothing. In a file it
-    may be for others."""
+    """Raise ConfigError for settings of the command line that would do nothing."""
     for name in sorted(CLIENTS & given.keys()):
         raise ConfigError(f"{name} is for clients to say: a server takes it from each request")
 
@@ -137,8 +136,7 @@ def _value(text: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class ServeCommand:
-    """The command of a server. variables: of the environment, beside those that are there. words: the
-    command."""
+    """The command of a server, and the variables that it needs beside the environment's."""
 
     variables: dict[str, str]
     words: tuple[str, ...]

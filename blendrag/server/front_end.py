@@ -1,5 +1,4 @@
-"""blendrag's part of the front end of vLLM's server: routes that blend, in place of its own, and their
-state."""
+"""blendrag's part of vLLM's server: routes that blend, in place of its own, and their state."""
 
 from __future__ import annotations
 
@@ -87,8 +86,7 @@ def attach_router(app: FastAPI) -> None:
 
 
 async def init_state(engine_client: Any, state: Any, args: Namespace) -> None:
-    """Set up blendrag's state. Raises BlendragError if the folder cannot be used: the port is not opened
-    then."""
+    """Set up blendrag's state. Raises BlendragError for an unusable folder: no port is opened then."""
     served, alone = _served(), (args.api_server_count or 1) == 1
     settings, engines = Settings.load(**served["settings"]), args.data_parallel_size
     engine = await _Engine.of(settings, engine_client, alone=alone, engines=engines)
@@ -206,8 +204,7 @@ def _open(settings: Settings, folder: Path, engine: _Engine, limits: Limits) -> 
 
 
 def _prefill_pending(library: Library) -> None:
-    """Prefill what an earlier server, or another program, left undone. What fails is tried again by the
-    next."""
+    """Prefill what an earlier server, or another program, left undone, as far as that goes."""
     try:
         library.texts.prefill(PrefillReport(), SILENT)
     except BlendragError as error:

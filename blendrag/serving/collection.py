@@ -24,8 +24,7 @@ Sources = Mapping[str, str]
 
 @dataclass(slots=True, kw_only=True)
 class SyncReport(PrefillReport):
-    """A report of what it took to make the library hold what the vector store does, in documents, and in
-    chunks."""
+    """A report of what it took to hold what the vector store does, in documents and chunks."""
 
     added: int = 0
     removed: int = 0

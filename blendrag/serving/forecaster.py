@@ -1,5 +1,4 @@
-"""The forecaster of which conversations go on: asked beside the engine, told to the eviction policies of its
-store."""
+"""Forecasts of which conversations go on, made beside the engine for its store's policies."""
 
 from __future__ import annotations
 

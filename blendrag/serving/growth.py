@@ -124,7 +124,7 @@ class Growth:
         if not self._expect(path, coming.new, wanted.token_ids):
             return False
         for end in self._slices(coming.new[0].start, new.end):
-            if not self._idle():
+            if not self._wait(lambda: self._engine.idle, None):  # the engine has ended before it was idle
                 return False
             named = self._client.growing(coming, stored=end == new.end)
             self._engine.generate(
@@ -148,10 +148,6 @@ class Growth:
         if self._slice is not None:
             yield from range((start // self._slice + 1) * self._slice + 1, end, self._slice)
         yield end
-
-    def _idle(self) -> bool:
-        """Wait until the engine has nothing else to do; False if it has ended before."""
-        return self._wait(lambda: self._engine.idle, None)
 
     def _wait(self, until: Callable[[], bool], seconds: float | None) -> bool:
         deadline = None if seconds is None else time.monotonic() + seconds

@@ -1,5 +1,4 @@
-"""Leases of libraries: one per configuration and process, however many wrapper objects frameworks make of
-it."""
+"""Leases of libraries: one per configuration and process, however many wrappers there are."""
 
 from __future__ import annotations
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,12 @@ from blendrag.files.lock import IndexLock
 from blendrag.models import load_tokenizer, model_window, resolve_model
 from blendrag.options import BlendOptions
 from blendrag.progress import Progress
-from blendrag.prompt import Messages, PromptPlan, encode_document, plan_chat, plan_prompt
+from blendrag.prompt import Messages, PromptPlan, Recogniser, encode_document, plan_chat, plan_prompt
 from blendrag.select import make_selector
-from blendrag.serving.evidence import Evidence
+from blendrag.serving.evidence import Evidence, PlannedPrompt
 from blendrag.serving.forecaster import FORECASTS
 from blendrag.serving.identity import codec_of, kv_identity, prefix_ids
-from blendrag.serving.known_texts import KnownTexts
-from blendrag.serving.planned import PlannedPrompt
+from blendrag.serving.owners import document_of
 from blendrag.serving.repeats import Repeats
 from blendrag.serving.session import EngineSession, StartEngine
 from blendrag.serving.sidecars import Sidecars
@@ -32,9 +32,41 @@ from blendrag.serving.texts import Texts
 from blendrag.settings import Settings
 from blendrag.store.catalogue import Catalogue
 from blendrag.store.codec import CODECS
-from blendrag.store.contexts import Contexts
+from blendrag.store.contexts import Chunk, Contexts
 
 _MOST_REUSED = 10
+
+
+class KnownTexts:
+    """The known texts of a catalogue, whichever process changes it. Thread-safe."""
+
+    def __init__(self, catalogue: Catalogue, tokenizer: Any) -> None:
+        self._catalogue, self._tokenizer = catalogue, tokenizer
+        self._recogniser: Recogniser | None = None
+        self._number = 0  # of the last change that was read
+        self._lock = threading.Lock()
+
+    def now(self) -> Recogniser:
+        """Return a recogniser of the present texts. The first call reads all, others what changed."""
+        with self._lock:
+            number, keys = self._catalogue.changes(self._number)
+            if self._recogniser is None or keys is None:
+                recogniser = Recogniser(self._tokenizer)
+                _add(recogniser, self._catalogue.entries(), self._catalogue.an_owner_of())
+                self._recogniser = recogniser
+            elif keys:
+                entries = self._catalogue.entries_of(keys)
+                for key in set(keys).difference(entry.key for entry in entries):
+                    self._recogniser.remove(key)
+                _add(self._recogniser, entries, self._catalogue.an_owner_of(keys))
+            self._number = number
+            return self._recogniser
+
+
+def _add(recogniser: Recogniser, entries: Iterable[Chunk], owners: Mapping[str, str]) -> None:
+    for entry in entries:
+        source = document_of(owners[entry.key]) if entry.key in owners else None
+        recogniser.add(entry.key, entry.text, entry.token_ids, source)
 
 
 class Library:
@@ -178,8 +210,7 @@ class Library:
         return plan_chat(messages, self.tokenizer, known, documents, **template_options)
 
     def explain(self, plan: PromptPlan) -> list[dict[str, Any]]:
-        """Return a row per segment, and per document that is not in the prompt: found or not, why, tokens
-        reused."""
+        """Return a row per segment, and per document not in the prompt: why, and tokens reused."""
         return plan.describe(self._unstored(plan))
 
     def _unstored(self, plan: PromptPlan) -> frozenset[str]:

@@ -18,8 +18,7 @@ _PID = os.getpid()  # a fork has the name above too
 
 
 def owner_of(collection: str, document: str) -> str:
-    """Return the owner that stands for a document; with ``""`` for the document, what all the names begin
-    with."""
+    """Return the owner for a document; for ``""``, what all owners' names begin with."""
     return f"{collection}{SEPARATOR}{document}"
 
 

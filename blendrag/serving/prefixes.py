@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import shutil
-import threading
 import time
 import warnings
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,11 +24,10 @@ from blendrag.settings import Settings
 from blendrag.store.catalogue import Catalogue
 from blendrag.store.contexts import Chunk
 from blendrag.store.identity import KVIdentity
+from blendrag.store.policies import Seen
 from blendrag.tree import Nodes
 from blendrag.tree.states import StateTree
 from blendrag.tree.tree import Tree
-
-_REMEMBERED = 65_536  # nodes that were seen
 
 
 def tree_folder(root: Path) -> Path:
@@ -56,8 +53,7 @@ class Prefixes:
     def __init__(self, tree: Tree, client: TreeClient, catalogue: Catalogue, *, sliced: bool) -> None:
         self.tree, self.client, self._catalogue = tree, client, catalogue
         self.growth = Growth(client, tree, self.expect, sliced=sliced)
-        self._seen: OrderedDict[str, None] = OrderedDict()  # nodes of prompts, the latest last
-        self._lock = threading.Lock()
+        self._seen = Seen()
         self.failed = 0
         """The number of prompts that went without the tree: its catalogue could not be used."""
 
@@ -108,7 +104,7 @@ class Prefixes:
         nodes = self.tree.path(plan.token_ids, plan.spans)
         if not nodes:
             return None, recipe
-        held, seen = self.tree.match(nodes), self._meet(nodes)
+        held, seen = self.tree.match(nodes), self._seen.meet([node.key for node in nodes])
         later = recipe is not None or self.tree.has_states  # a state is that behind a prompt's last token
         # A state is large: one that is never loaded is not kept.
         if later and seen > held and (recipe is not None or nodes[seen - 1].end >= MIN_LOADED):
@@ -125,8 +121,7 @@ class Prefixes:
         return (PrefixPath(self.client.id, named, stored, len(named), state=state) if named else None), None
 
     def grow(self, plan: PromptPlan) -> int:
-        """Grow all of a plan's nodes, if there is room. Returns how many are new. Waits until nothing
-        grows."""
+        """Grow a plan's nodes, if there is room, and wait for them. Returns how many are new."""
         nodes = self.tree.path(plan.token_ids, plan.spans)
         if not nodes:
             return 0
@@ -183,17 +178,6 @@ class Prefixes:
             self.client.delete_later(gone)
         return there
 
-    def _meet(self, nodes: Nodes) -> int:
-        """Note that all nodes of a path were seen. Returns how many of its first ones were seen before."""
-        with self._lock:
-            seen = next((at for at, node in enumerate(nodes) if node.key not in self._seen), len(nodes))
-            for node in nodes:
-                self._seen[node.key] = None
-                self._seen.move_to_end(node.key)
-            while len(self._seen) > _REMEMBERED:
-                self._seen.popitem(last=False)
-        return seen
-
     def forget(self, documents: Iterable[str]) -> None:
         """Remove every node whose path holds one of these chunks, also one that is being stored."""
         if keys := self.tree.forget(documents):
@@ -201,8 +185,7 @@ class Prefixes:
             self.client.delete(keys)
 
     def stats(self) -> dict[str, Any]:
-        """Return the nodes that are stored, their tokens' KV in bytes, what is still to grow, and counters by
-        tier."""
+        """Return stored nodes and their bytes, what is still to grow, and counters by tier."""
         totals = self.tree.totals()
         return {
             "nodes": totals.ready,

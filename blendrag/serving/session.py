@@ -69,8 +69,7 @@ class EngineSession:
         return engine is not None and engine.alive and engine.idle
 
     def start(self, progress: Progress | None = None) -> RunningEngine:
-        """Start the engine if it is not running, and return it. Raises EngineClosedError after
-        :meth:`close`."""
+        """Start the engine if need be, and return it. Raises EngineClosedError after :meth:`close`."""
         with self._lock:
             if self._closed:
                 raise EngineClosedError(f"{str(self._root)!r} was closed: open it again")
@@ -98,8 +97,7 @@ class EngineSession:
             return self._engine
 
     def open(self, progress: Progress | None = None) -> StoreClient | None:
-        """Return the store, with the engine started as by :meth:`start`; None for a model that is not
-        blended."""
+        """Return the store, with its engine started; None for a model that is not blended."""
         self.start(progress)
         return self._store
 

@@ -22,8 +22,7 @@ _MOST_FORMS = 4  # of a text
 
 @dataclass(slots=True)
 class _Document:
-    """A source, as known while its texts are registered. made: keys by text. last: the chunks of the last
-    owner."""
+    """A source whose texts are registered. made: keys by text. last: chunks of the last owner."""
 
     made: dict[str, str] = field(default_factory=dict)
     last: list[Chunk] = field(default_factory=list)
@@ -102,8 +101,7 @@ class Texts:
         self.repair(chunk.key for chunks in moved.values() for chunk in chunks)
 
     def _chunks(self, texts: Iterable[str], document: _Document, held: Iterable[Chunk]) -> list[Chunk]:
-        """Return the next chunks of a document. held: those that stay; a text that comes again is the chunk
-        it was."""
+        """Return a document's next chunks. held: those that stay; a text that returns is one of these."""
         before, chunks = document.last, list[Chunk]()
         known = {chunk.text: chunk for chunk in held}
         for text in texts:

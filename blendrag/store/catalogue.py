@@ -111,8 +111,7 @@ class Catalogue(CatalogueFile):
         return self._among(keys, "state = 'ready' AND")
 
     def ready_from(self, prefix: str) -> set[str]:
-        """Return the keys of ready chunks that begin with ``prefix``: those that should be in one folder of
-        files."""
+        """Return the keys of ready chunks that begin with ``prefix``, and so share a folder."""
         query = f"SELECT key FROM records WHERE key >= ? AND key < ? || {_LAST} AND state = 'ready'"
         return set(self._keys(query, (prefix, prefix)))
 
@@ -157,8 +156,7 @@ class Catalogue(CatalogueFile):
             _doom(db, keys, kept=keep_ready)
 
     def doomed(self) -> list[str]:
-        """Return the keys whose files can be deleted. There are some after a crash between saying so and
-        doing it."""
+        """Return the keys whose files can be deleted, and were not before a crash."""
         return self._keys(
             "SELECT doomed.key FROM doomed LEFT JOIN records ON records.key = doomed.key"
             " WHERE kept OR state IS NULL OR state = 'evicted'"
@@ -179,29 +177,20 @@ class Catalogue(CatalogueFile):
         New chunks are pending. Returns the keys that nobody owns any more; their rows are gone. heir: an
         owner that gets the chunks which this one had and has no more; None: nobody does.
         """
-        new = [Chunk(*chunk) for chunk in chunks]
-        rows = [(one.key, one.text, _packed(one.token_ids), _packed(one.context), one.after) for one in new]
-        keys = [(key,) for key, *_ in rows]
+        new = {chunk[0]: Chunk(*chunk) for chunk in chunks}
+        keys = [(key,) for key in new]
         with self._transaction() as db:
-            listed = json.dumps([key for (key,) in keys])
-            known = {
-                key for (key,) in db.execute(f"SELECT key FROM chunks WHERE key IN {_LISTED}", (listed,))
-            }
-            _note_changes(db, [key for key in dict.fromkeys(key for (key,) in keys) if key not in known])
+            listed = "SELECT key FROM chunks WHERE key IN " + _LISTED
+            known = {key for (key,) in db.execute(listed, (json.dumps(list(new)),))}
+            _note_changes(db, [key for key in new if key not in known])
             before = {key for (key,) in db.execute("SELECT key FROM owners WHERE owner = ?", (owner,))}
-            db.executemany(
-                "INSERT OR IGNORE INTO records (key, tokens) VALUES (?, ?)",
-                [(key, len(ids) // 4) for key, _, ids, *_ in rows],
-            )
-            db.executemany(
-                "INSERT OR IGNORE INTO chunks (key, text, token_ids, context, after) VALUES (?, ?, ?, ?, ?)",
-                rows,
-            )
+            for one in new.values():
+                _insert(db, one)
             # A chunk that was evicted is wanted again.
             db.executemany("UPDATE records SET state = 'pending' WHERE key = ? AND state = 'evicted'", keys)
             db.executemany("DELETE FROM doomed WHERE key = ?", keys)
-            db.executemany("INSERT OR IGNORE INTO owners VALUES (?, ?)", [(owner, key) for (key,) in keys])
-            left = before - {key for (key,) in keys} - _forms_of(db, [key for (key,) in keys])
+            db.executemany("INSERT OR IGNORE INTO owners VALUES (?, ?)", [(owner, key) for key in new])
+            left = before - new.keys() - _forms_of(db, list(new))
             if heir is not None:
                 db.executemany("INSERT OR IGNORE INTO owners VALUES (?, ?)", [(heir, key) for key in left])
             return _disown(db, owner, left)
@@ -245,12 +234,7 @@ class Catalogue(CatalogueFile):
             if not owned or forms >= most or known:
                 return False
             _note_changes(db, [form.key])
-            ids, context = _packed(form.token_ids), _packed(form.context)
-            db.execute("INSERT INTO records (key, tokens) VALUES (?, ?)", (form.key, len(form.token_ids)))
-            db.execute(
-                "INSERT INTO chunks (key, text, token_ids, context, after) VALUES (?, ?, ?, ?, ?)",
-                (form.key, form.text, ids, context, form.after),
-            )
+            _insert(db, form)
             db.execute("INSERT INTO forms VALUES (?, ?)", (form.key, base))
             db.execute("INSERT INTO owners SELECT owner, ? FROM owners WHERE key = ?", (form.key, base))
         return True
@@ -389,6 +373,14 @@ def _packed(ids: Sequence[int]) -> bytes:
 
 def _unpacked(ids: bytes) -> tuple[int, ...]:
     return tuple(np.frombuffer(ids, "<i4").tolist())
+
+
+def _insert(db: sqlite3.Connection, one: Chunk) -> None:
+    """Add a chunk, unless it is there."""
+    db.execute("INSERT OR IGNORE INTO records (key, tokens) VALUES (?, ?)", (one.key, len(one.token_ids)))
+    row = one.key, one.text, _packed(one.token_ids), _packed(one.context), one.after
+    columns = "key, text, token_ids, context, after"
+    db.execute(f"INSERT OR IGNORE INTO chunks ({columns}) VALUES (?, ?, ?, ?, ?)", row)
 
 
 def _mark(db: sqlite3.Connection, keys: Iterable[str], state: State) -> None:

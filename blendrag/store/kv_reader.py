@@ -109,8 +109,7 @@ class KVReader:
                 one.tier.close_record(one)
 
     def get(self, key: str, token_ids: Sequence[int]) -> Record | Miss:
-        """Return the record, or what this process reads of it, verified. The faster tiers then have it,
-        too."""
+        """Return what this process reads of the record, verified, for the faster tiers, too."""
         (opened,) = self.open_records([(key, token_ids)])
         if isinstance(opened, Miss):
             return opened

@@ -65,8 +65,7 @@ class Primary:
         return self._note_ready(record)
 
     def _announce(self, key: str) -> None:
-        """Note a chunk that nobody waits for as one to be deleted after a crash, until
-        :meth:`_note_ready`."""
+        """Have a chunk that nobody waits for deleted after a crash, until :meth:`_note_ready`."""
         if isinstance(self.tier, DiskTier):
             entries = self._catalogue.entries_of([key])
             if not entries or entries[0].state == "evicted":
@@ -93,8 +92,7 @@ class Primary:
             self._catalogue.buried([key for key in keys if key not in left])
 
     def lost(self, key: str) -> bool:
-        """Note that a chunk was not found anywhere. If it should be here, it is wanted again; returns True
-        then."""
+        """Note that no tier has a chunk. Returns True if it should be here, so is wanted again."""
         with self._state, contextlib.suppress(StoreError, TierError):
             if not self.tier.has([key]) and self._catalogue.ready([key]):
                 self._catalogue.mark([key], "pending")
@@ -107,8 +105,7 @@ class Primary:
         return sorted(set(doomed) - self._catalogue.known(doomed))
 
     def recover(self) -> list[str]:
-        """Finish the evictions that a crash interrupted. Returns keys of files that were written and not
-        noted."""
+        """Finish evictions that a crash interrupted. Returns keys of files written and not noted."""
         if isinstance(self.tier, RamTier):
             self._catalogue.mark([key for key, _ in self._catalogue.recent()], "pending")
         if not isinstance(self.tier, DiskTier):

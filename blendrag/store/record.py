@@ -83,8 +83,7 @@ class Layout:
     def encode(
         self, key: str, token_ids: Sequence[int], kv: torch.Tensor, context: str = NO_CONTEXT
     ) -> Record:
-        """Make a record of [layers, 2 (K before RoPE, V), tokens, kv_heads, head_size], encoded where it
-        is."""
+        """Make a record of [layers, 2 (K before RoPE, V), tokens, kv_heads, head_size]."""
         ids = np.ascontiguousarray(token_ids, dtype="<i4")
         codec = self.codec_of(self.shards)
         parts = [codec.encode(part).cpu() for part in kv.chunk(self.shards, dim=3)]
@@ -93,8 +92,7 @@ class Layout:
         return Record(head, rows)
 
     def header(self, key: str, ids: TokenIds, checksums: Sequence[str], context: str = NO_CONTEXT) -> bytes:
-        """Return the first bytes of a record. They follow from what it holds: a record with others is
-        damaged."""
+        """Return a record's first bytes, which follow from what it holds: others mean damage."""
         tokens, count = len(ids), len(checksums)
         row = self.row_bytes(tokens, count, context)
         fields = {
@@ -228,8 +226,7 @@ class Head:
         return self.layout.header(self.key, self.ids, self.checksums, self.context) + self.ids.tobytes()
 
     def starts_with(self, token_ids: Sequence[int]) -> bool:
-        """Return whether the chunk's tokens begin with these: ids are compared, not only the key (decision
-        D5)."""
+        """Return whether the chunk's tokens begin with these: ids are compared, too (decision D5)."""
         wanted = np.asarray(token_ids, dtype="<i4")
         return len(wanted) <= self.tokens and bool(np.array_equal(self.ids[: len(wanted)], wanted))
 

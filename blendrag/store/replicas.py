@@ -123,8 +123,7 @@ class Replicas:
 
 
 class Background:
-    """A background thread that runs work in order. While more than ``most`` bytes wait, new work is waited
-    for, or dropped."""
+    """A thread that runs work in order. Where ``most`` bytes wait, new work waits, or is dropped."""
 
     def __init__(self, name: str, most: int) -> None:
         self._most, self._waiting = most, 0

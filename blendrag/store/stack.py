@@ -64,8 +64,7 @@ class TierSpec(BaseModel):
         return self.model_dump(mode="json", exclude_unset=True)
 
     def share(self, part: float) -> TierSpec:
-        """Return the tier with room for only this part of every record, if it is in the process's own
-        memory."""
+        """Return a tier in this process's memory with room for this part of every record."""
         if self.kind != "ram" or self.bytes is None:
             return self
         return self.model_copy(update={"bytes": round(self.bytes * part)})

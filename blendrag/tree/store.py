@@ -13,12 +13,10 @@ from blendrag.errors import StoreError
 from blendrag.store.identity import KVIdentity
 from blendrag.store.kv_reader import read_whole
 from blendrag.store.kv_store import KVStore
-from blendrag.store.record import DamagedError, Head, Miss, Record
+from blendrag.store.record import DamagedError, Miss, Record
 from blendrag.store.stack import TierSpec
 from blendrag.store.tiers import Opened, Tier, TierError
-from blendrag.store.tiers.local import LocalTier
 from blendrag.tree.layout import NodeBlocks, NodeLayout
-from blendrag.tree.path import placed
 from blendrag.tree.tree import Tree
 
 
@@ -128,25 +126,3 @@ class NodeStore:
 
     def close(self) -> None:
         self.kv.close()
-
-    def check_integrity(self) -> None:
-        """Raise AssertionError unless, in each tier, the parent of each node is there, too, and ends where
-        the node begins, with the same tokens."""
-        for tier in self.kv.tiers:
-            assert isinstance(tier, LocalTier)
-            heads = {key: head for key in list(self._parents) if (head := _head(tier, key))}
-            for key, head in heads.items():
-                start, parent = placed(head.context)
-                assert self.layout.key_of(head.ids, head.context) == key
-                assert self._parents[key] == parent
-                if parent:
-                    assert parent in heads, f"{key} is in {tier.name} without its parent"
-                    assert heads[parent].tokens == start and head.starts_with(heads[parent].ids.tolist())
-
-
-def _head(tier: Tier, key: str) -> Head | None:
-    opened = tier.open([key]).get(key)
-    if not isinstance(opened, Opened):
-        return None
-    tier.close_record(opened)
-    return opened.head

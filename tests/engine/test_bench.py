@@ -35,7 +35,6 @@ def test_tiny_bench_measures_all_arms_and_leaves_nothing_behind(
     assert all(arm["ttft_ms"]["median"] > 0 for arm in arms.values())
     for arm in ("exact", "exact cold", "blend@1"):
         assert arms[arm]["kl_first_token"] < 1e-3 and arms[arm]["top1_agreement"] == 1
-    assert results["ingest"]["tokens"] == 8 * 64 and results["ingest"]["ratio_to_plain"] > 0
     assert results["machine"]["model"] and results["machine"]["vllm"]
     assert "blend@0.25" in result.stderr
     assert [path.name for path in tmp_path.iterdir()] == [plot.name]

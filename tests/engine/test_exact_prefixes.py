@@ -23,6 +23,7 @@ from blendrag.tree.layout import NodeBlocks
 from blendrag.tree.store import NodeStore
 from blendrag.tree.tree import Tree
 from tree_tiers import tree_tiers
+from whole_tree import check_tree
 from workbench import FIRST, Bench, Open, Prompt, assert_adds_up, distance
 
 pytestmark = pytest.mark.engine
@@ -248,7 +249,7 @@ def test_many_at_once_get_the_answers_of_one_by_one(rig: Rig) -> None:
         ] * 3
     rig.client.close()
     store = NodeStore.open(rig.root, rig.identity, "float32", DISK, _blocks(rig))
-    store.check_integrity()
+    check_tree(store)
     store.close()
     rig.client = TreeClient.open(rig.bench.engine, rig.root, rig.identity, DISK)
 

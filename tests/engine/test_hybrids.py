@@ -17,8 +17,8 @@ from blendrag.engine.client.generation import Delta, Sampling
 from blendrag.options import BlendOptions
 from blendrag.progress import SILENT
 from blendrag.prompt import PromptPlan
+from blendrag.serving.evidence import PlannedPrompt
 from blendrag.serving.library import Library
-from blendrag.serving.planned import PlannedPrompt
 from blendrag.serving.prefill import PrefillReport
 from blendrag.serving.prefixes import Prefixes
 from blendrag.settings import Settings

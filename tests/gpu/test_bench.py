@@ -44,7 +44,7 @@ def test_prompt_of_this_length_is_blended(
     chunks: int, engine: Engine, settings: Settings, tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("blendrag.lab.bench.ttft._POOL", 1)  # no more is stored than a prompt has
-    options = TtftOptions("ratio", RATIOS, chunks, CHUNK_TOKENS, REPEATS, ingest=True)
+    options = TtftOptions("ratio", RATIOS, chunks, CHUNK_TOKENS, REPEATS)
     results = run_ttft(settings, options, SILENT)
     keep("ttft", results.to_dict())
     print_ttft(results, tables.console)

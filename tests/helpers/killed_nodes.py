@@ -23,6 +23,7 @@ from blendrag.tree.store import NodeStore, StoredNode
 from blendrag.tree.tree import Tree
 from killed import kill_one
 from stores import IDENTITY
+from whole_tree import check_tree
 
 BLOCK, BYTES = 4, 1 << 16
 DOCUMENTS = {name: tuple(range(at, at + 6)) for at, name in zip((10, 20, 30, 40), "abcd", strict=True)}
@@ -97,7 +98,7 @@ def check(root: Path, limit: int | None, counts: Counter[str]) -> None:
     counts["half-written"] += len(list(root.glob("tree/kv/tmp/*")))
     tree, store = opened(root, limit)
     assert not list(root.glob("tree/kv/tmp/*"))
-    store.check_integrity()
+    check_tree(store)
     for order in ORDERS:
         ids, nodes = path(order)
         held = tree.match(nodes)

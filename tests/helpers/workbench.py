@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -186,7 +187,8 @@ def assert_consistent(index: BlendIndex) -> None:
         == {row.source for row in index._vectors.rows()}
         == set(index._library.catalogue.owners())
     )
-    keys = {key for record in index._ledger.documents() for key in record.chunk_keys}
+    rows = index._ledger._execute("SELECT chunk_keys FROM documents")
+    keys = {key for (listed,) in rows for key in json.loads(listed)}
     assert keys == {entry.key for entry in entries}
 
 

@@ -66,8 +66,7 @@ class Axis:
     default: Callable[[Settings], Sequence[Value]]
 
     def values(self, text: str | None, settings: Settings) -> tuple[Value, ...]:
-        """Return the values named in ``text``, by commas, each once. Raises ConfigError, naming what is
-        wrong."""
+        """Return the values in ``text``, by commas, each once. Raises ConfigError."""
         if text is None:
             return tuple(self.default(settings))
         values = []

@@ -118,8 +118,7 @@ class _Beside:
         slow: ScratchStore,
         twins: Mapping[str, Chunk],
     ) -> None:
-        """Begin with no window. slow: a second store. twins: its chunks, by the keys that they have in
-        prompts."""
+        """Begin with no window. slow: a second store. twins: its chunks, by keys of the prompts."""
         self._engine, self._recipes, self._stories, self._short = engine, recipes, stories, short
         self._slow, self._twins = slow, twins
         self._names = itertools.count()

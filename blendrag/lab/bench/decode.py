@@ -1,5 +1,4 @@
-"""Savings of decoding from a part of a prompt's KV (Ada-KV): time per token, and KV held (``bench load
---kv-budget``)."""
+"""What decoding from a part of a prompt's KV saves (Ada-KV; ``bench load --kv-budget``)."""
 
 from __future__ import annotations
 
@@ -156,8 +155,7 @@ async def _round(
 
 
 def _held() -> float:
-    """Return the share of KV blocks that are held, by vLLM's own gauge of the engine that was started
-    last."""
+    """Return the share of KV blocks that are held, by the latest engine's gauge."""
     from prometheus_client import REGISTRY
 
     shares = [

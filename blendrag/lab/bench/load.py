@@ -50,8 +50,7 @@ class LoadOptions:
 
 @dataclass(frozen=True, slots=True)
 class LoadResults(EngineResults[LoadOptions]):
-    """Results of ``bench load``. arms: full, prefix, blended. bound_ms: of p95 TTFT, twice full prefill's
-    without load."""
+    """Results of ``bench load``. bound_ms: of p95 TTFT, twice full prefill's without load."""
 
     arms: dict[str, LoadArm]
     bound_ms: float

@@ -209,8 +209,7 @@ def estimate(
 
 
 def break_even(rates: Rates, shape: Shape, ratio: float, tier: float = float("inf")) -> int | None:
-    """Return the shortest prompt, to a power of two, from which on a blend is faster; None: up to 128K tokens
-    none is."""
+    """Return from which power of two of tokens on a blend is faster; None: up to 128K none is."""
     lengths = [1 << power for power in range(8, 18)]
     faster = [estimate(rates, shape, tokens, ratio, tier=tier).times > 1 for tokens in lengths]
     slower = [at for at, is_faster in enumerate(faster) if not is_faster]
@@ -219,8 +218,7 @@ def break_even(rates: Rates, shape: Shape, ratio: float, tier: float = float("in
 
 
 def measure(device: torch.device, size: int = 4096) -> Rates:
-    """Measure the rates of a GPU, but those of attention, which are taken to be shares of its matrix
-    products'."""
+    """Measure a GPU's rates; those of attention are taken to be shares of its matrix products'."""
 
     def seconds(work: Callable[[], object], repeats: int = 10) -> float:
         for repeat in range(repeats + 3):
@@ -315,8 +313,7 @@ def _from_when(gpu: Gpu, shape: Shape, ratio: float, tier: float) -> str:
 
 
 def tables(results: ModelResults) -> list[Table]:
-    """Return where the time goes, how other GPUs and ratios do, and from which length on blends are
-    faster."""
+    """Return where time goes, other GPUs and ratios, and the lengths from which on blends are faster."""
     shape, balanced = SHAPES[EIGHT], STEPS["balanced"].recompute_ratio
     parts = table_with("tokens", "codec", *_PARTS, "sum", "times faster")
     measured = [(" here", results.here)] if results.here else []

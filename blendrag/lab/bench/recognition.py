@@ -113,7 +113,8 @@ def run_recognition(
                 progress.note(name)
                 shapes[name] = _replayed(library, shape, documents, options)
                 progress.advance()
-            machine = _machine(settings)
+            model, dtype = settings.model, settings.dtype
+            machine = Machine.here(model, threads=1, device="cpu", vllm="", dtype=dtype)
             searched = None
             if options.chunks:
                 progress.note(f"{options.chunks:,} chunks")
@@ -122,11 +123,6 @@ def run_recognition(
         finally:
             library.close()
     return RecognitionResults(options, machine, shapes, searched)
-
-
-def _machine(settings: Settings) -> Machine:
-
-    return Machine.here(settings.model, threads=1, device="cpu", vllm="", dtype=settings.dtype)
 
 
 def _documents(tokenizer: Any, options: RecognitionOptions) -> list[str]:

@@ -40,8 +40,7 @@ _ANSWER_TOKENS = 64
 
 @dataclass(frozen=True, slots=True)
 class SpeculateOptions:
-    """Options of ``bench ttft --speculate``. chunks, chunk_tokens: of every prompt. repeats: questions per
-    arm and wait."""
+    """Options of ``bench ttft --speculate``. repeats: questions per arm and wait."""
 
     chunks: int = 6
     chunk_tokens: int = 512

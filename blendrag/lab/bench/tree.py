@@ -1,5 +1,4 @@
-"""Gains of a tree of exact prefixes for questions that come again, without blending and beside it (RAGCache,
-section 7)."""
+"""What a tree saves for questions that come again, alone and beside blending (RAGCache, section 7)."""
 
 from __future__ import annotations
 

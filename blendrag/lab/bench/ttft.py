@@ -3,34 +3,40 @@ values of one parameter (CacheBlend figures 12, 15, 16 and 17)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import numpy as np
+import torch
+
 from blendrag.lab.arms import Arm, BlendedPrefill, ExactPrefix, FullPrefill, PrefixCaching, recipe_of
 from blendrag.lab.bench.axes import AXES, Axis, Point, Value, tiers_of
-from blendrag.lab.bench.costs import EXACT, CodecCost, IngestCost, measure_codecs, measure_ingest
 from blendrag.lab.experiment import measure
 from blendrag.lab.prompts import Prompt, PromptMaker, Trial, check_prompts
 from blendrag.lab.results import Setup
 from blendrag.lab.running import blending_engine
 from blendrag.lab.scratch import ScratchStore, ScratchTree, scratch_store, scratch_tree
-from blendrag.lab.statistics import Summary, mean_kl, summarise
+from blendrag.lab.statistics import Summary, summarise
 from blendrag.lab.texts import text_pieces
 from blendrag.progress import Progress
 from blendrag.select import make_selector
 from blendrag.settings import Settings
+from blendrag.store.codec import Codec
+from blendrag.store.record import Layout
 
 ArmKey = tuple[Any, ...]  # an arm's name, and what its prompts and its store depend on
 ARMS = ("full", "prefix", "reuse", "blended")
 _POOL = 4  # chunks in a store, per chunk of the largest prompt
+EXACT = "raw"
+_READ_BACK = 6  # chunks whose KV every codec is measured on
 
 
 @dataclass(frozen=True, slots=True)
 class TtftOptions:
     """Options of ``bench ttft``: the axis of this name at ``values``. chunks, chunk_tokens: of every prompt,
-    unless they are what is varied. ingest: what filling a store costs, too. exact: exact prefixes, too."""
+    unless they are what is varied. exact: exact prefixes, too."""
 
     axis: str
     values: tuple[Value, ...]
@@ -38,8 +44,40 @@ class TtftOptions:
     chunk_tokens: int = 512
     repeats: int = 5
     seed: int = 0
-    ingest: bool = False
     exact: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CodecCost:
+    """The cost of a codec. k_error, v_error: norm of the difference by norm, mean over chunks and layers."""
+
+    bytes_per_token: float
+    k_error: float
+    v_error: float
+
+
+def measure_codecs(names: Sequence[str], exact: ScratchStore, dtype: str) -> dict[str, CodecCost]:
+    """Return each codec's cost on the KV of ``exact``, whose codec is ``EXACT``."""
+    records = exact.read_back(exact.chunks[:_READ_BACK], dtype)
+    layouts = {name: Layout(replace(exact.identity, codec=name), dtype) for name in names}
+    return {name: measure_codec(layout.codec, records) for name, layout in layouts.items()}
+
+
+def measure_codec(codec: Codec, records: Sequence[torch.Tensor]) -> CodecCost:
+    """Measure a codec on KV as the model made it, each [layers, 2, tokens, heads, size]."""
+    layers, _, tokens = records[0].shape[:3]
+    key, value = np.mean([_errors(codec, each) for each in records], axis=0)
+    return CodecCost(layers * codec.row_bytes(tokens) / tokens, float(key), float(value))
+
+
+def _errors(codec: Codec, kv: torch.Tensor) -> list[float]:
+    """Return the relative error of K and of V, mean over layers."""
+    found = torch.empty_like(kv)
+    for row, (key, value) in zip(codec.encode(kv), found, strict=True):
+        codec.decode(row, kv.shape[2], key, value)
+    exact = kv.float().flatten(2)
+    ratio: list[float] = ((found.float().flatten(2) - exact).norm(dim=2) / exact.norm(dim=2)).mean(0).tolist()
+    return ratio
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +87,6 @@ class TtftResults:
 
     arms: dict[str, Summary]
     points: dict[Value, dict[str, Summary]]
-    ingest: IngestCost | None
     codecs: dict[str, CodecCost]
     setup: Setup[TtftOptions]
 
@@ -58,16 +95,17 @@ class TtftResults:
         return AXES[self.setup.options.axis]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return results per arm, with the ingest; of a parameter, per value and arm."""
-        if self.ingest is not None:
-            arms = {name: arm.to_dict() for name, arm in self.arms.items()}
-            return {"arms": arms, "ingest": self.ingest.to_dict()} | self.setup.to_dict()
         points = [
             {"value": value, "arms": {name: arm.to_dict() for name, arm in point.items()}}
             for value, point in self.points.items()
         ]
-        codecs = {name: asdict(cost) for name, cost in self.codecs.items()}
-        found = {"axis": self.axis.name, "label": self.axis.label, "points": points, "codecs": codecs}
+        found = {
+            "arms": {name: arm.to_dict() for name, arm in self.arms.items()},
+            "axis": self.axis.name,
+            "label": self.axis.label,
+            "points": points,
+            "codecs": {name: asdict(cost) for name, cost in self.codecs.items()},
+        }
         return found | self.setup.to_dict()
 
 
@@ -89,8 +127,6 @@ def run_ttft(settings: Settings, options: TtftOptions, progress: Progress) -> Tt
             for tokens in sorted({point.chunk_tokens for point in points.values()})
             for piece in text_pieces(maker.tokenizer, _POOL * most, tokens, least=most)
         ]
-        ingest = options.ingest and engine.blends
-        cost = measure_ingest(engine, settings, pieces, progress) if ingest else None
         stores: dict[tuple[str, str], ScratchStore] = {}
         for point in points.values():
             if point.store not in stores:
@@ -110,10 +146,7 @@ def run_ttft(settings: Settings, options: TtftOptions, progress: Progress) -> Tt
         codecs = {}
         if axis.name == "codec" and EXACT in points:
             names = [str(value) for value in points]
-            costs = measure_codecs(names, stores[points[EXACT].store], engine.facts.dtype)
-            for value, case in cases.items():
-                kl = {arm: mean_kl(samples[case[arm]], samples[cases[EXACT][arm]]) for arm in ARMS[2:]}
-                codecs[str(value)] = replace(costs[str(value)], kl_from_exact=kl)
+            codecs = measure_codecs(names, stores[points[EXACT].store], engine.facts.dtype)
         setup = Setup.of(engine, settings, options, prompts)
     found = {
         value: summarise({name: samples[key] for name, key in case.items()}, ("full", "prefix"))
@@ -122,7 +155,6 @@ def run_ttft(settings: Settings, options: TtftOptions, progress: Progress) -> Tt
     return TtftResults(
         {arms[key].name: found[value][name] for value, case in cases.items() for name, key in case.items()},
         found,
-        cost,
         codecs,
         setup,
     )

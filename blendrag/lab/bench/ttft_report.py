@@ -22,8 +22,7 @@ _PLAIN = "#a8b0b8"
 
 
 def print_ttft(results: TtftResults, console: Console) -> None:
-    """Print a row per arm: how fast and how close to full prefill; then where the time went; then what it
-    was."""
+    """Print a row per arm: how fast, and how close to full prefill; then where the time went."""
     speed = table_with("arm", "TTFT ms", "p10-p90", "speed-up", "p10-p90", "KL", "top-1")
     for name, arm in results.arms.items():
         speed.add_row(
@@ -39,13 +38,12 @@ def print_ttft(results: TtftResults, console: Console) -> None:
         " (cold) on disk. speed-up: full / arm, repeat by repeat. KL, top-1: the first token against full's."
         " Below: chunk tokens computed again; load to engine: where the TTFT went, ms.\n"
     )
-    for part in (speed, legend, _split("arm", results.arms.items()), _facts(results), _ingest(results)):
+    for part in (speed, legend, _split("arm", results.arms.items()), _facts(results)):
         console.print(part, markup=False)
 
 
 def print_sweep(results: TtftResults, console: Console) -> None:
-    """Print a row per value: TTFT of the four arms; what blending saves; where its time goes; what codecs
-    cost."""
+    """Print a row per value: TTFT of the arms, what blending saves, where its time goes, codecs."""
     axis = results.axis.name
     ttft = table_with(axis, "full ms", "prefix ms", "reuse ms", "blended ms", "p10-p90")
     gain = table_with(axis, "full / blended", "p10-p90", "prefix / blended", "p10-p90", "KL")
@@ -56,7 +54,7 @@ def print_sweep(results: TtftResults, console: Console) -> None:
         gains = (*_times(blended, "full"), *_times(blended, "prefix"))
         gain.add_row(str(value), *gains, f"{blended.kl_first_token:.4f}")
     split = _split(axis, ((str(value), arms["blended"]) for value, arms in results.points.items()))
-    for table in (ttft, gain, split, *_codecs(results)):
+    for table in (ttft, gain, split, *([_codecs(results)] if results.codecs else [])):
         console.print(table)
     console.print(_facts(results), markup=False)
 
@@ -74,22 +72,14 @@ def _split(first: str, arms: Iterable[tuple[str, Summary]]) -> Table:
     return table
 
 
-def _codecs(results: TtftResults) -> Iterable[Table]:
-    if not results.codecs:
-        return
+def _codecs(results: TtftResults) -> Table:
     table = table_with("codec", "B/token", "smaller", "K error", "V error")
-    drift = table_with("codec", "reuse KL from raw", "blended KL from raw")
     most = max(cost.bytes_per_token for cost in results.codecs.values())
     for name, cost in results.codecs.items():
-        table.add_row(
-            name,
-            f"{cost.bytes_per_token:,.0f}",
-            f"{most / cost.bytes_per_token:.2f}x",
-            f"{cost.k_error:.2%}",
-            f"{cost.v_error:.2%}",
-        )
-        drift.add_row(name, *(f"{kl:.4f}" for kl in cost.kl_from_exact.values()))
-    yield from (table, drift)
+        smaller = f"{most / cost.bytes_per_token:.2f}x"
+        errors = f"{cost.k_error:.2%}", f"{cost.v_error:.2%}"
+        table.add_row(name, f"{cost.bytes_per_token:,.0f}", smaller, *errors)
+    return table
 
 
 def _facts(results: TtftResults) -> str:
@@ -111,17 +101,6 @@ def _facts(results: TtftResults) -> str:
         f"TTFT: time to first token, medians of {options.repeats} repeats; {same},"
         f" prompts of {setup.prompt_tokens[0]:,} to {setup.prompt_tokens[-1]:,} tokens. KL: the first token"
         f" against full's. {where(setup.machine)}{accelerator}."
-    )
-
-
-def _ingest(results: TtftResults) -> str:
-    cost = results.ingest
-    if cost is None:
-        return ""
-    return (
-        f"Ingest {cost.tokens / cost.seconds:,.0f} tokens/s ({cost.tokens / cost.prefill_s:,.0f} but for the"
-        f" disk); plain prefill of the same {cost.tokens / cost.plain_s:,.0f} tokens/s:"
-        f" {cost.plain_s / cost.seconds:.0%}."
     )
 
 

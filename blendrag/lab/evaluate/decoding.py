@@ -108,9 +108,13 @@ DECODING_LEGEND = (
 
 
 def _shown(interval: Interval | None, form: str) -> tuple[str, str]:
-    if interval is None:
-        return "-", ""
-    return format(interval.mean, form), f"{format(interval.low, form)} to {format(interval.high, form)}"
+    return "-" if interval is None else format(interval.mean, form), shown_range(interval, form)
+
+
+def shown_range(interval: Interval | None, form: str) -> str:
+    if interval is None or interval.low == interval.high:
+        return ""
+    return f"{format(interval.low, form)} to {format(interval.high, form)}"
 
 
 def draw_decoding(axes: Any, arms: Mapping[str, DecodedSummary]) -> None:

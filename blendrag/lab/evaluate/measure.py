@@ -1,21 +1,23 @@
-"""Measuring: every question is asked by all its arms, before the next one: what disturbs the machine disturbs
-all."""
+"""Measuring: all arms are asked a question before the next one, so that noise is everybody's."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby
+from typing import Any
 
 import numpy as np
 
 from blendrag.engine.client.engine import Engine
-from blendrag.lab.arms import reset
+from blendrag.engine.client.generation import Delta, Sampling
+from blendrag.engine.wire.recipe import Recipe
+from blendrag.engine.wire.report import BlendReport
+from blendrag.errors import EngineError
+from blendrag.lab.arms import TOP, check_blended, reset
 from blendrag.lab.evaluate.arms import ArmSpec, Variant
-from blendrag.lab.evaluate.asking import ArmPrompt, ForcedAnswer, decide, force, go_on, write
-from blendrag.lab.evaluate.chunks import Documents, before, cut, stored, unstored
 from blendrag.lab.evaluate.formats import Format, Question
 from blendrag.lab.evaluate.samples import AnswerSample, Lost, SampleLog
 from blendrag.lab.experiment import in_turn
@@ -25,9 +27,40 @@ from blendrag.lab.statistics import next_token_kl
 from blendrag.progress import Progress
 from blendrag.prompt import encode_document
 from blendrag.settings import Settings
-from blendrag.store.contexts import Ids
+from blendrag.store.contexts import Chunk, Ids
 
 _CONTINUED = 32  # tokens that arms with a budget of KV are compared over
+
+
+Documents = tuple[tuple[Ids, ...], ...]  # per document its chunks
+
+
+def cut(tokenizer: Any, question: Question, format: Format, chunk_tokens: int) -> Documents:
+    """Return every document's token ids in chunks, the last of them shorter. The user's own documents are cut
+    into ``chunk_tokens`` tokens, as an index would cut them, those of public sets as the format says."""
+    tokens = chunk_tokens if format.name == "jsonl" else format.cut
+    whole = (encode_document(tokenizer, text) for text in question.documents)
+    return tuple(
+        tuple(ids[at : at + (tokens or len(ids))] for at in range(0, len(ids), tokens or len(ids)))
+        for ids in whole
+        if ids
+    )
+
+
+def unstored(documents: Documents) -> list[list[Chunk]]:
+    """Return the documents' chunks for prompts of which nothing is stored."""
+    return [[Chunk("", "", ids) for ids in each] for each in documents]
+
+
+def before(tokenizer: Any, question: Question) -> tuple[Ids, ...]:
+    """Return the token ids before each of the question's documents."""
+    return tuple(encode_document(tokenizer, text) for text in question.before)
+
+
+def stored(store: ScratchStore, documents: Documents, before: Sequence[Ids] = ()) -> list[list[Chunk]]:
+    """Return the documents' chunks as they are, or will be, stored."""
+    known = before or [()] * len(documents)
+    return [store.document(each, ids) for each, ids in zip(documents, known, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +77,77 @@ class TokenizedQuestion:
     @property
     def id(self) -> str:
         return self.question.id
+
+
+@dataclass(frozen=True, slots=True)
+class ArmPrompt:
+    """A prompt as the arm of this name asks it. Arms are apart in the prefix cache; an arm's later requests
+    find its own KV there, blended as it is, up to the last block.
+
+    recipe: how stored KV is blended; None: plain prefill.
+    """
+
+    arm: str
+    token_ids: Ids
+    recipe: Recipe | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ForcedAnswer:
+    """An answer that was forced. each: -log p of every forced token, in nats. logprobs: per token {token id:
+    log probability} of the likeliest. report: of the blend."""
+
+    each: list[float]
+    logprobs: list[dict[int, float]]
+    ttft_ms: float
+    report: BlendReport
+
+    @property
+    def nll(self) -> float:
+        return float(np.mean(self.each))
+
+    @property
+    def nll_later(self) -> float | None:
+        """The mean of ``each`` from the second token on; None where there is none."""
+        return float(np.mean(self.each[1:])) if len(self.each) > 1 else None
+
+
+async def force(engine: Engine, prompt: ArmPrompt, answer: Ids, again: bool = False) -> ForcedAnswer:
+    """Measure how likely ``answer`` is. again: whether the prompt has been asked before.
+
+    Raises EngineError if the prompt was not blended though it should be.
+    """
+    delta = await _generate(engine, prompt, Sampling(forced=answer, logprobs=TOP), again)
+    if tuple(delta.token_ids) != answer:
+        raise EngineError(f"{prompt.arm}: the engine did not generate the answer that was forced")
+    each = [-at[token] for at, token in zip(delta.logprobs, answer, strict=True)]
+    return ForcedAnswer(each, delta.logprobs, 1e3 * delta.ttft_s, delta.report or BlendReport())
+
+
+async def write(engine: Engine, prompt: ArmPrompt, max_tokens: int) -> str:
+    """Return the model's own answer, greedily, to a prompt that has been asked before."""
+    return (await _generate(engine, prompt, Sampling(max_tokens=max_tokens), again=True)).text
+
+
+async def go_on(engine: Engine, prompt: ArmPrompt, tokens: int) -> Ids:
+    """Return the first ``tokens`` that the model itself writes, greedily and beyond its answer's end."""
+    endless = Sampling(max_tokens=tokens, other={"ignore_eos": True})
+    return tuple((await _generate(engine, prompt, endless, again=True)).token_ids)
+
+
+async def decide(engine: Engine, prompt: ArmPrompt, choices: Mapping[str, Ids]) -> str | None:
+    """Return the likeliest of ``choices`` per token, to a prompt that was asked before."""
+    forced = await asyncio.gather(*(force(engine, prompt, ids, again=True) for ids in choices.values()))
+    return min(zip(choices, forced, strict=True), key=lambda pair: pair[1].nll)[0] if choices else None
+
+
+async def _generate(engine: Engine, prompt: ArmPrompt, sampling: Sampling, again: bool) -> Delta:
+    """Generate an answer. again: the prefix cache may have its KV, with nothing to report."""
+    delta = await engine.agenerate(prompt.token_ids, sampling, prompt.recipe, prompt.arm)
+    found = again and delta.prefix_tokens and delta.report is None
+    if prompt.recipe is not None and not found:
+        check_blended(prompt.arm, delta.report)
+    return delta
 
 
 class Measuring:
@@ -116,8 +220,7 @@ class Measuring:
             await force(self._engine, await self._prompt(arm, asked), asked.gold)
 
     async def _ask(self, asked: TokenizedQuestion, arms: Iterable[ArmSpec]) -> list[AnswerSample]:
-        """Ask a question: first the prompts whose time is taken, one by one; then all other answers at
-        once."""
+        """Ask a question: first what is timed, one by one; then all other answers at once."""
         arms = tuple(arms)
         prompts: list[ArmPrompt] = []
         forced: list[ForcedAnswer] = []

@@ -40,8 +40,7 @@ class _Candidate:
 
     @property
     def most_lost(self) -> float:
-        """Nats that are lost at most, by either measure: an arm may keep the right answer likely and yet
-        begin another."""
+        """Nats that are lost at most, by either measure: a likely right answer may yet begin otherwise."""
         return max(self.numbers.nll_loss.high, self.numbers.kl_first_token.high)
 
     @property

@@ -6,7 +6,7 @@ from rich.console import Console
 
 from blendrag.lab.bootstrap import Interval
 from blendrag.lab.evaluate.arms import FULL
-from blendrag.lab.evaluate.decoding import DECODING_LEGEND, decoding_table
+from blendrag.lab.evaluate.decoding import DECODING_LEGEND, decoding_table, shown_range
 from blendrag.lab.evaluate.run import Evaluation
 from blendrag.lab.results import where
 from blendrag.tables import table_with
@@ -23,9 +23,9 @@ def print_evaluation(results: Evaluation, console: Console) -> None:
             name,
             _number(arm.nll_gold, ".2f"),
             f"{_noise(arm.nll_loss)}{_number(arm.nll_loss, '+z.2f')}",
-            _range(arm.nll_loss, "z.2f"),
+            shown_range(arm.nll_loss, "z.2f"),
             _number(arm.gap_closed, "z.0%"),
-            _range(arm.gap_closed, "z.0%"),
+            shown_range(arm.gap_closed, "z.0%"),
         )
         shares = (arm.top1_agreement, arm.f1_vs_full, arm.exact_text, arm.decision_agreement)
         agreement.add_row(
@@ -69,15 +69,8 @@ def _number(interval: Interval | None, form: str) -> str:
     return "-" if interval is None else format(interval.mean, form)
 
 
-def _range(interval: Interval | None, form: str) -> str:
-    if interval is None or interval.low == interval.high:
-        return ""
-    return f"{format(interval.low, form)} to {format(interval.high, form)}"
-
-
 def _noise(difference: Interval) -> str:
-    """Return the mark of a number that may as well be full prefill's; full prefill's own cannot be
-    another."""
+    """Return the mark of a number that may as well be full prefill's, and is not."""
     return "~" if difference.within_noise and difference.low < difference.high else ""
 
 

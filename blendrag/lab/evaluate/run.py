@@ -14,9 +14,8 @@ from blendrag.compress import check_budget, make_budget
 from blendrag.errors import PromptTooLongError
 from blendrag.lab.evaluate.arms import ArmSpec
 from blendrag.lab.evaluate.decoding import DecodedSummary, summarise_decoding
-from blendrag.lab.evaluate.formats import Format, find_format
+from blendrag.lab.evaluate.formats import Format, find_format, read_questions
 from blendrag.lab.evaluate.measure import Measuring
-from blendrag.lab.evaluate.questions import read_questions
 from blendrag.lab.evaluate.recommend import DEFAULT_TOLERANCE, Recommendation, recommend
 from blendrag.lab.evaluate.samples import SampleLog
 from blendrag.lab.evaluate.summary import ArmSummary, summarise

@@ -1,5 +1,4 @@
-"""The samples that were measured, one line of JSON per question and arm: an interrupted run goes on where it
-stopped."""
+"""The samples of a run, a line of JSON per question and arm, from which it can go on."""
 
 from __future__ import annotations
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import string
+import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -13,7 +17,6 @@ from blendrag.lab.bootstrap import Interval, difference, gap_closed, mean
 from blendrag.lab.evaluate.arms import FULL, REUSE
 from blendrag.lab.evaluate.formats import Question
 from blendrag.lab.evaluate.samples import AnswerSample
-from blendrag.lab.evaluate.scores import f1, same_text
 from blendrag.lab.statistics import next_token_kl
 
 Verdict = Literal["clear", "within noise", "negative"]
@@ -86,7 +89,7 @@ def _summary(
     reuse: Sequence[AnswerSample] | None,
 ) -> ArmSummary:
     pairs = list(zip(own, full, strict=True))
-    nll, reference, worst = (_nll(side) for side in (own, full, reuse or []))
+    nll, reference, worst = ([sample.nll for sample in side] for side in (own, full, reuse or []))
     kl = [
         [next_token_kl(b, a) for a, b in zip(one.logprobs, other.logprobs, strict=True)]
         for one, other in pairs
@@ -121,11 +124,38 @@ def _summary(
     )
 
 
-def _nll(samples: Sequence[AnswerSample]) -> list[float]:
-    return [sample.nll for sample in samples]
-
-
 def _verdict(gap: Interval) -> Verdict:
     if gap.within_noise:
         return "within noise"
     return "clear" if gap.low > 0.0 else "negative"
+
+
+# Kana, and Han with its extensions.
+_UNSPACED = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]")
+_ARTICLES = {"a", "an", "the"}
+
+
+def f1(text: str, answers: Sequence[str]) -> float:
+    """Return the largest overlap of words with one of ``answers``, 0 to 1. Blank texts are equal."""
+    return max(_f1(_words(text), _words(answer)) for answer in answers)
+
+
+def same_text(text: str, other: str) -> bool:
+    """Return whether nothing differs but case, punctuation, articles and spaces."""
+    return _words(text) == _words(other)
+
+
+def _f1(words: list[str], answer: list[str]) -> float:
+    if not words or not answer:
+        return float(words == answer)
+    shared = (Counter(words) & Counter(answer)).total()
+    return 2 * shared / (len(words) + len(answer))
+
+
+def _words(text: str) -> list[str]:
+    kept = "".join(sign for sign in text.lower() if not _is_punctuation(sign))
+    return [word for word in _UNSPACED.sub(r" \g<0> ", kept).split() if word not in _ARTICLES]
+
+
+def _is_punctuation(sign: str) -> bool:
+    return sign in string.punctuation or unicodedata.category(sign).startswith("P")

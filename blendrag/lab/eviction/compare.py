@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
@@ -15,11 +15,10 @@ from blendrag.eviction.lpc_plus import LPCPlus
 from blendrag.lab.eviction.fit_hazard import learned
 from blendrag.lab.eviction.replay import optimum, replay
 from blendrag.lab.eviction.source import TraceSource
-from blendrag.lab.eviction.trace import RequestTrace
 from blendrag.progress import Progress
 from blendrag.tables import table_with
 
-LRU, LEARNED, ORACLE, OPTIMAL = "lru", "lpc+", "oracle", "optimal"  # the last two are no policies
+LRU, LEARNED, OPTIMAL = "lru", "lpc+", "optimal"  # the last one is no policy
 
 _MIN_GAP = 0.005  # smallest difference of hit ratio of which shares say something
 
@@ -37,8 +36,7 @@ class EvictionOptions:
 
     @classmethod
     def parse(cls, sizes: str, policies: str | None, seeds: int, warmup: float) -> EvictionOptions:
-        """Read options from what stands between commas. Without policies: all. Raises ConfigError, naming
-        it."""
+        """Read options from what stands between commas; no policies are all. Raises ConfigError."""
         try:
             numbers = sorted({int(word.replace("_", "")) for word in sizes.split(",")})
         except ValueError:
@@ -73,16 +71,14 @@ class EvictionResults:
 
 
 def run_eviction(source: TraceSource, options: EvictionOptions, progress: Progress) -> EvictionResults:
-    """Replay everything. Beside the policies there are always the optimum, and where the trace says which
-    conversations go on, the oracle, which is LPC with those for its forecasts."""
+    """Replay everything, and the optimum beside it."""
     traces = [source.trace(seed) for seed in range(options.seeds if source.generated else 1)]
     if not all(trace.requests for trace in traces):
         raise ConfigError("the trace holds no requests: make it longer")
-    known = [oracle_forecasts(trace) for trace in traces]
-    names = [*options.policies, *([ORACLE] if all(known) else []), OPTIMAL]
+    names = [*options.policies, OPTIMAL]
     progress.total(len(traces) * len(names) * len(options.sizes))
     ratios: dict[str, list[list[float]]] = {name: [[] for _ in options.sizes] for name in names}
-    for trace, truth in zip(traces, known, strict=True):
+    for trace in traces:
         first = min(int(options.warmup * len(trace.requests)), len(trace.requests) - 1)
         progress.note("forecasts")
         predicted = source.forecasts(trace)
@@ -93,8 +89,6 @@ def run_eviction(source: TraceSource, options: EvictionOptions, progress: Progre
                 progress.note(f"{name}, {size:,} {trace.unit}")
                 if name == OPTIMAL:
                     outcome = optimum(trace, size)
-                elif name == ORACLE:
-                    outcome = replay(trace, make_policy("lpc"), size, forecasts=truth)
                 else:
                     policy = LPCPlus(taught) if name == LEARNED else make_policy(name)
                     outcome = replay(trace, policy, size, forecasts=predicted)
@@ -116,17 +110,6 @@ def run_eviction(source: TraceSource, options: EvictionOptions, progress: Progre
     )
 
 
-def oracle_forecasts(trace: RequestTrace) -> list[float] | None:
-    """Return by request 1 if its conversation goes on, else 0; None where the trace does not say so of each.
-
-    With these :class:`~blendrag.eviction.lpc.LPC` is the paper's Oracle (section 4.2): what is over leaves
-    first, and the rest by LRU. It does not know when conversations go on; Belady's optimum does.
-    """
-    if any(request.continues is None for request in trace.requests):
-        return None
-    return [float(bool(request.continues)) for request in trace.requests]
-
-
 def _closed(lru: Sequence[float], own: Sequence[float], best: Sequence[float]) -> list[float | None]:
     return [
         (hit - low) / (high - low) if high - low > _MIN_GAP else None
@@ -135,27 +118,20 @@ def _closed(lru: Sequence[float], own: Sequence[float], best: Sequence[float]) -
 
 
 def print_eviction(results: EvictionResults, console: Console) -> None:
-    """Print hit ratios by size, and how far they close the gap between LRU and the optimum."""
-    _print_by_size("token hit ratio", results.sizes, results.policies, "{:.4f}".format, console)
-    if results.closed:
-        title = "closed, of LRU's gap to the optimum"
-        _print_by_size(title, results.sizes, results.closed, "{:.0%}".format, console)
+    """Print hit ratios by size, and what they close of the gap between LRU and the optimum; a dash where
+    the replays do not tell."""
+    closed = "closed, of LRU's gap to the optimum"
+    for title, values, form in (
+        ("token hit ratio", results.policies, ".4f"),
+        (closed, results.closed, ".0%"),
+    ):
+        if values:
+            table = table_with("size", *values, title=title)
+            for size, *row in zip(results.sizes, *values.values(), strict=True):
+                table.add_row(f"{size:,}", *("–" if one is None else format(one, form) for one in row))
+            console.print(table, markup=False)
     config = results.config
     times = "one trace" if config["traces"] == 1 else f"means of {config['traces']} traces"
     requests = f"{config['trace']}: {config['requests']:,} requests, sizes in {config['unit']}; {times}."
     for line in (requests, *results.notes):
         console.print(line, markup=False)
-
-
-def _print_by_size(
-    title: str,
-    sizes: Sequence[int],
-    values: Mapping[str, Sequence[float | None]],
-    shown: Callable[[float], str],
-    console: Console,
-) -> None:
-    """Print a row per size; a dash where the replays do not tell."""
-    table = table_with("size", *values, title=title)
-    for size, *row in zip(sizes, *values.values(), strict=True):
-        table.add_row(f"{size:,}", *("–" if value is None else shown(value) for value in row))
-    console.print(table, markup=False)

@@ -14,7 +14,7 @@ import xxhash
 from torch import nn
 
 from blendrag.errors import PredictorError
-from blendrag.eviction.classifier import Array, Classifier, shapes
+from blendrag.eviction.classifier import Array, Classifier
 from blendrag.eviction.hazard import Floats
 from blendrag.forecast.conversation import Window
 from blendrag.forecast.features import Features
@@ -25,6 +25,7 @@ from blendrag.progress import SILENT, Progress
 
 Labels = npt.NDArray[np.bool_]
 
+UNITS = 128  # of a layer, of which there are three (LPC section 3.2)
 LEARNING_RATE = 5e-4
 EPOCHS = 20
 HELD_OUT = 0.2
@@ -57,8 +58,7 @@ class Quality:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trained:
-    """A predictor that was trained. facts: what it was fitted to. quality: None where nothing was held
-    out."""
+    """A trained predictor. facts: what it was fitted to. quality: None if nothing was held out."""
 
     classifier: Classifier
     embedder: str
@@ -110,8 +110,7 @@ def _where(known: Outcomes, chosen: Labels) -> Outcomes:
 
 
 def unseen(dialogs: Sequence[Dialog], facts: Mapping[str, Any]) -> list[Dialog]:
-    """Return the conversations that a predictor was not fitted to: all, or, of its own file, what was held
-    out."""
+    """Return the conversations that a predictor was not fitted to: of its own file the held-out."""
     if _digest(dialogs) != facts.get("digest"):
         return list(dialogs)
     return [dialog for dialog in dialogs if _belongs(dialog.id, facts["held_out"], "held out")]
@@ -191,8 +190,7 @@ def log_loss(truth: Labels, probability: Floats) -> float:
 
 
 def _belongs(dialog: str, share: float, salt: str) -> bool:
-    """Return whether a conversation is in the part that ``salt`` names: the same however the file is
-    ordered."""
+    """Return whether a conversation is in the part that ``salt`` names, whatever the file's order."""
     return xxhash.xxh3_64_intdigest(f"{salt}\0{dialog}".encode()) < share * 2**64
 
 
@@ -205,10 +203,8 @@ def _digest(dialogs: Sequence[Dialog]) -> str:
 
 
 def _mlp(width: int) -> nn.Sequential:
-    layers: list[nn.Module] = []
-    for (out, into), _ in shapes(width):
-        layers += [nn.Linear(into, out), nn.ReLU()]
-    return nn.Sequential(*layers[:-1])
+    hidden = nn.Linear(width, UNITS), nn.ReLU(), nn.Linear(UNITS, UNITS), nn.ReLU()
+    return nn.Sequential(*hidden, nn.Linear(UNITS, 1))
 
 
 def _layers(model: nn.Sequential, shift: float) -> tuple[tuple[Array, Array], ...]:

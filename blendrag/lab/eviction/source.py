@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import heapq
 import json
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, count, pairwise
@@ -159,17 +160,17 @@ def dialog_trace(
     """
     dialogs = [dialog for dialog in dialogs if dialog.prompts]
     rng = np.random.default_rng(seed)
-    coming = (_turns(dialogs[place], system_tokens, tokens) for place in rng.permutation(len(dialogs)))
+    coming = (deque(_turns(dialogs[at], system_tokens, tokens)) for at in rng.permutation(len(dialogs)))
     begins = np.sort(rng.uniform(0.0, gap_s, min(active, len(dialogs)))).tolist()
     numbers = count()
     waiting = [(at, next(numbers), turns) for at, turns in zip(begins, coming, strict=False)]
     requests: list[Request] = []
     while waiting and waiting[0][0] < seconds:
         at, number, turns = heapq.heappop(waiting)
-        request = next(turns)
+        request = turns.popleft()
         requests.append(replace(request, at=at, finished=at + request.finished))
         after = requests[-1].finished + float(rng.exponential(gap_s))
-        if request.continues:
+        if turns:
             heapq.heappush(waiting, (after, number, turns))
         elif another := next(coming, None):
             heapq.heappush(waiting, (after, next(numbers), another))
@@ -193,7 +194,6 @@ def _turns(dialog: Dialog, said: int, tokens: Callable[[str], int]) -> Iterator[
             finished=_PREFILL_S + _DECODE_S * answered,
             conversation=dialog.id,
             prompts=dialog.prompts[:turn],
-            continues=turn < len(asked),
         )
 
 

@@ -26,8 +26,7 @@ class Request:
         tokens.
     answer: so many of the last keys are not looked up: they are the answer's, kept when it is over.
     finished: seconds, when that is; 0 where it is unknown.
-    conversation, prompts, continues: whose turn this is, the user's prompts so far with this one last, and
-        whether another turn follows. The last is for the oracle alone.
+    conversation, prompts: whose turn this is, and the user's prompts so far with this one last.
     """
 
     at: float
@@ -37,7 +36,6 @@ class Request:
     finished: float = 0.0
     conversation: str | None = None
     prompts: tuple[str, ...] = ()
-    continues: bool | None = None
 
     @property
     def over(self) -> float:
@@ -128,16 +126,14 @@ def read_log(path: Path) -> RequestTrace:
         prompts = log.prompts()
     if not prompts:
         raise SourceError(f"{str(path)!r} holds no prompts yet")
-    last = {prompt.conversation: number for number, prompt in enumerate(prompts)}
     requests = [
         Request(
             prompt.at - prompts[0].at,
             tuple(key for key, _ in prompt.chunks),
             tuple(size for _, size in prompt.chunks),
             conversation=prompt.conversation,
-            continues=None if prompt.conversation is None else last[prompt.conversation] > number,
         )
-        for number, prompt in enumerate(prompts)
+        for prompt in prompts
     ]
     return RequestTrace(path.name, requests, prefix=False, unit="tokens")
 

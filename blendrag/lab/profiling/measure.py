@@ -127,11 +127,6 @@ def _repeated(prompt: Prompt, repeats: int, before: Prompt | None = None) -> lis
     return [Trial(prompt, before or prompt)] * (repeats + 1)
 
 
-def _kv_bytes(layout: Layout) -> int:
-    """Return the bytes of a token's KV, in chunks as they are measured with."""
-    return layout.num_layers * layout.row_bytes(_CHUNK_TOKENS, layout.num_layers) // _CHUNK_TOKENS
-
-
 def _profile(
     settings: Settings,
     engine: Engine,
@@ -141,13 +136,15 @@ def _profile(
     blends: _Blends,
     tiers: dict[str, TierSpeed],
 ) -> Profile:
+    layout = Layout(identity, engine.facts.dtype)
+    row_bytes = layout.row_bytes(_CHUNK_TOKENS, layout.num_layers)
     # The least of each: whatever else the machine was doing has only ever added time.
     return Profile(
         identity=profile_digest(identity),
         model=settings.model,
         selector=Choice.read(settings.blending.selector).name,
         layers=engine.facts.num_layers,
-        kv_bytes=_kv_bytes(Layout(identity, engine.facts.dtype)),
+        kv_bytes=layout.num_layers * row_bytes // _CHUNK_TOKENS,
         machine=machine,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         prefill=tuple(

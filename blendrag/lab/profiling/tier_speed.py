@@ -1,5 +1,4 @@
-"""The speed of each tier: how fast KV comes out, read as the engine reads it: by layers, verified and
-decoded."""
+"""The speed of each tier, read as the engine reads it: by layers, verified and decoded."""
 
 from __future__ import annotations
 
@@ -95,8 +94,7 @@ def _records(layout: Layout, tokens: int) -> list[Record]:
 def _seconds(
     loader: LayerLoader, tier: Tier, layout: Layout, records: Sequence[Record], folder: Path
 ) -> float:
-    """Return the least time to find and load all layers of all records, as for one prompt. The first is a
-    warm-up."""
+    """Return the least time to find and load all records' layers, as for a prompt."""
     taken = []
     for _ in range(1 + _REPEATS):
         drop_page_cache(folder)

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 @torch.inference_mode()
 def check_model(data_plane: DataPlane, token_ids: Sequence[int], split: int) -> ModelCheck:
-    """Check the model on a text, whose tokens from ``split`` on are a chunk. Errors are those of the worst
-    rank."""
+    """Check the model on a text, from ``split`` on a chunk. Errors are the worst rank's."""
     model = data_plane.model
     chunks = [ChunkTokens("", tuple(ids)) for ids in (token_ids, token_ids[split:])]
     with model.ranks.together():

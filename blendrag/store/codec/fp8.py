@@ -1,5 +1,4 @@
-"""The codec with an 8-bit float (e4m3) per number: K about the middle of each channel, V as it is, both
-scaled."""
+"""The codec with an 8-bit float (e4m3) per number: scaled, K about each channel's middle."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from blendrag.store.codec.interface import register_codec
-from blendrag.store.codec.parts import Part, PartedCodec, extremes
+from blendrag.store.codec.parts import ByteCodec, extremes
 
 _MOST = torch.finfo(torch.float8_e4m3fn).max
 # An e4m3 shifted left by seven, its sign apart, has the bits of a float16 2^8 times smaller, as exponents are
@@ -17,19 +16,10 @@ _SHIFT, _SIGN_TWICE, _SMALLER = 7, 1 << 14, 2.0**-8
 
 
 @register_codec("fp8")
-class Fp8(PartedCodec):
-    """The 8-bit float codec. K: middle + scale * number, of a channel. V: scale * number, of a token and
-    head."""
+class Fp8(ByteCodec):
+    """The 8-bit float codec. K: middle + scale * number of a channel. V: scale * number."""
 
-    def parts(self, tokens: int) -> Sequence[Part]:
-        channels, numbers = (self.heads, self.size), (tokens, self.heads, self.size)
-        return (
-            (channels, self.dtype),
-            (channels, self.dtype),
-            ((tokens, self.heads, 1), self.dtype),
-            (numbers, torch.float8_e4m3fn),
-            (numbers, torch.float8_e4m3fn),
-        )
+    kinds = (torch.float8_e4m3fn, torch.float8_e4m3fn)
 
     def write(self, parts: Sequence[torch.Tensor], key: torch.Tensor, value: torch.Tensor) -> None:
         middle, key_scale, value_scale, keys, values = parts

@@ -11,22 +11,14 @@ from collections.abc import Sequence
 import torch
 
 from blendrag.store.codec.interface import register_codec
-from blendrag.store.codec.parts import Part, PartedCodec, extremes, multiples
+from blendrag.store.codec.parts import ByteCodec, extremes, multiples
 
 
 @register_codec("int8")
-class Int8(PartedCodec):
+class Int8(ByteCodec):
     """The 8-bit integer codec. K: least + step * (0 to 255). V: step * (-127 to 127)."""
 
-    def parts(self, tokens: int) -> Sequence[Part]:
-        channels, numbers = (self.heads, self.size), (tokens, self.heads, self.size)
-        return (
-            (channels, self.dtype),
-            (channels, self.dtype),
-            ((tokens, self.heads, 1), self.dtype),
-            (numbers, torch.uint8),
-            (numbers, torch.int8),
-        )
+    kinds = (torch.uint8, torch.int8)
 
     def write(self, parts: Sequence[torch.Tensor], key: torch.Tensor, value: torch.Tensor) -> None:
         least, key_step, value_step, keys, values = parts

@@ -6,6 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import ClassVar
 
 import torch
 
@@ -75,15 +76,25 @@ class PartedCodec(Codec):
         return found
 
 
+class ByteCodec(PartedCodec):
+    """A codec with a byte per number: K by two numbers per channel, V by one per token and head. kinds: of
+    the bytes of K and V."""
+
+    kinds: ClassVar[tuple[torch.dtype, torch.dtype]]
+
+    def parts(self, tokens: int) -> Sequence[Part]:
+        channels, numbers = (self.heads, self.size), (tokens, self.heads, self.size)
+        by_channel = (channels, self.dtype), (channels, self.dtype)
+        return *by_channel, ((tokens, self.heads, 1), self.dtype), *((numbers, kind) for kind in self.kinds)
+
+
 def extremes(numbers: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return least and greatest along ``dim``. PyTorch's kernel for both at once takes ten times as long on
-    CPUs."""
+    """Return least and greatest along ``dim``. On CPUs, PyTorch's aminmax takes ten times as long."""
     return numbers.amin(dim), numbers.amax(dim)
 
 
 def multiples(numbers: torch.Tensor, step: torch.Tensor, least: int, most: int) -> torch.Tensor:
-    """Return ``numbers`` / ``step``, rounded to whole numbers from ``least`` to ``most``; 0 where the step is
-    0."""
+    """Return ``numbers`` / ``step``, rounded, from ``least`` to ``most``; 0 where the step is 0."""
     divisor = torch.where(step == 0, 1, step.float())
     return (numbers / divisor).round_().clamp_(least, most)
 

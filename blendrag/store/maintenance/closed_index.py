@@ -84,8 +84,7 @@ class RecordFolder:
 
 @dataclass(frozen=True, slots=True)
 class ClosedIndex:
-    """An index that :func:`closed_index` has opened. kv: the KV in its own folder; tiers may have theirs
-    elsewhere."""
+    """An index that :func:`closed_index` has opened. kv: in its own folder."""
 
     root: Path
     catalogue: Catalogue

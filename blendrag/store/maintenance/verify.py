@@ -1,5 +1,4 @@
-"""The verification of an index: is every record as it was written, and does the catalogue say what is
-there?"""
+"""Verification: is every record as it was written, and does the catalogue say what is there?"""
 
 from __future__ import annotations
 

@@ -166,8 +166,7 @@ def make_tier(spec: TierSpec, layout: Layout, context: Context) -> Tier:
 
 
 def throttle(tier: Tier, bytes_per_s: int) -> Tier:
-    """Let ``tier`` read at most ``bytes_per_s``, to see what a slower device would cost. It is changed, and
-    returned."""
+    """Have ``tier`` read at most ``bytes_per_s``, as a slower device would. Returns it."""
     read = tier.read
     due = time.perf_counter()
 

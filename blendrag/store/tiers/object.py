@@ -106,8 +106,7 @@ class ObjectTier(RemoteTier):
     async def _get(
         self, key: str, begin: int, into: memoryview, version: str | None
     ) -> tuple[int, int, str | None]:
-        """Fill ``into`` from an object, as far as it goes. Returns how far that is, the object's size and
-        version."""
+        """Fill ``into`` from an object. Returns how far it goes, the object's size and version."""
         from obstore.exceptions import PermissionDeniedError, PreconditionError
 
         options: dict[str, Any] = {"range": (begin, begin + len(into))}
@@ -153,8 +152,7 @@ class ObjectTier(RemoteTier):
         return {key for key, there in zip(keys, self._all(has, keys, 0), strict=True) if there}
 
     def _all(self, ask: Callable[[Any], Coroutine[Any, Any, T]], of: Iterable[Any], nbytes: int) -> list[T]:
-        """Return the answers for each, in the time that a call of so many bytes has. The first error ends
-        all."""
+        """Return the answers for each, in a call's time for so many bytes. The first error ends all."""
 
         async def limited(one: Any) -> T:
             async with self._slots:

@@ -114,8 +114,7 @@ class RedisTier(RemoteTier):
         return numbers
 
     def _ask(self, commands: Sequence[Command], payload: int, sent: int = 0) -> list[Any]:
-        """Return the replies, errors among them, to commands whose replies carry at most ``payload``
-        bytes."""
+        """Return replies, or errors, to commands; the replies carry at most ``payload`` bytes."""
         from redis.exceptions import ResponseError
 
         self._limits.begin(self._seconds(payload + sent), payload + _PER_REPLY * (len(commands) + 1))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import logging
 import re
+import threading
+import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,7 +18,6 @@ import torch
 from blendrag.errors import BlendragError
 from blendrag.store.record import HEAD_READ, DamagedError, Head, Layout, Record
 from blendrag.store.stack import TierSpec
-from blendrag.store.tiers.breaker import Breaker
 from blendrag.store.tiers.interface import Opened, Read, Tier, TierError
 
 _SLOWEST = 25e6  # bytes per second; a server slower than that has failed
@@ -50,6 +51,42 @@ class Place:
     version: str | None
 
 
+class Breaker:
+    """A circuit breaker. Closed: calls may go ahead. ``failure`` opens it for ``cooldown_s``: none may. After
+    that, one call, the probe, finds out whether the server is back: ``success`` closes it, ``failure`` opens
+    it again.
+
+    Thread-safe. A call that was admitted has to end in ``success`` or ``failure``. clock: seconds that never
+    go backwards.
+    """
+
+    def __init__(self, cooldown_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._cooldown_s, self._clock = cooldown_s, clock
+        self._lock = threading.Lock()
+        self._until: float | None = None  # None: closed
+        self._probing = False
+
+    def admits(self) -> bool:
+        """Return whether a call may be made now."""
+        with self._lock:
+            if self._until is None:
+                return True
+            if self._probing or self._clock() < self._until:
+                return False
+            self._probing = True
+            return True
+
+    def success(self) -> None:
+        """Note that a call was answered."""
+        with self._lock:
+            self._until, self._probing = None, False
+
+    def failure(self) -> None:
+        """Note that a call was not answered, or not in a way that makes sense."""
+        with self._lock:
+            self._until, self._probing = self._clock() + self._cooldown_s, False
+
+
 class RemoteTier(Tier):
     """A tier on a server that others share. Limits are the server's business: nothing is evicted from here.
 
@@ -69,8 +106,7 @@ class RemoteTier(Tier):
 
     @abstractmethod
     def _first(self, wanted: Mapping[str, int]) -> Mapping[str, First | Exception]:
-        """Return the first so many bytes of each of these records that is there (all of it, if it is
-        shorter)."""
+        """Return the first so many bytes of each record that is there."""
 
     @abstractmethod
     def _rows(self, wanted: Sequence[Read]) -> None:

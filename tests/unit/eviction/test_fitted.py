@@ -3,33 +3,22 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from blendrag.errors import BlendragWarning, ConfigError, PredictorError
 from blendrag.eviction import fitted, make_policy
-from blendrag.eviction.classifier import Classifier
 from blendrag.eviction.fitted import Fitted, fitted_file, load_fitted, save_fitted, with_file
 from blendrag.eviction.hazard import Hazard
 from blendrag.eviction.lpc_plus import LPCPlus
 from blendrag.lab.eviction.fit_predictor import Trained
 
-Change = Callable[[Classifier], dict[str, Any]]
-
 
 def table() -> Hazard:
     return Hazard((0.0, 1.0, 9.0), {"count": (2.0, 3.0)}, np.ones((2, 2)), np.zeros(2), False)
-
-
-def spoiled(array: np.ndarray[Any, Any], value: float) -> np.ndarray[Any, Any]:
-    copy = array.copy()
-    copy.flat[0] = value
-    return copy
 
 
 def test_both_parts_are_what_was_saved(tmp_path: Path, trained: Trained) -> None:
@@ -50,48 +39,6 @@ def test_both_parts_are_what_was_saved(tmp_path: Path, trained: Trained) -> None
             one.classifier is None,
             one.hazard is None,
         )
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        (
-            lambda old: {"layers": (tuple(spoiled(p, np.nan) for p in old.layers[0]), *old.layers[1:])},
-            "finite",
-        ),
-        (lambda old: {"mean": spoiled(old.mean, np.inf)}, "finite"),
-        (lambda old: {"scale": spoiled(old.scale, 0.0)}, "positive"),
-        (lambda old: {"mean": old.mean.astype(np.float64)}, "32-bit"),
-        (lambda old: {"layers": old.layers[:-1]}, "shapes"),
-        (lambda old: {"layers": ()}, "shapes"),
-        (lambda old: {"mean": old.mean[:-1]}, "shapes"),
-        (lambda old: {"scale": old.scale[:-1]}, "shapes"),
-    ],
-    ids=["nan", "inf", "zero", "double", "two layers", "no layers", "short", "short scale"],
-)
-def test_predictor_that_cannot_be_right_is_refused(
-    tmp_path: Path, trained: Trained, change: Change, says: str
-) -> None:
-    kept = {name: getattr(trained.classifier, name) for name in ("mean", "scale", "layers")}
-    save_fitted(tmp_path / "f", Fitted(Classifier(**{**kept, **change(trained.classifier)})))
-    with pytest.raises(PredictorError, match=rf"{says}.*fit again"):
-        load_fitted(tmp_path / "f")
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        Hazard((0.0, 9.0, 1.0), {"count": (2.0, 3.0)}, np.ones((2, 2)), np.zeros(2), False),
-        Hazard((0.0, 1.0, 9.0), {"count": (2.0, 3.0)}, np.full((2, 2), np.nan), np.zeros(2), False),
-        Hazard((0.0, 1.0, 9.0), {"count": (2.0,)}, np.ones((2, 2)), np.zeros(2), False),
-        Hazard((0.0, 1.0, 9.0), {"count": (2.0, 3.0)}, np.ones((2, 2)), np.zeros(3), False),
-        Hazard((0.0,), {}, np.ones((0, 0)), np.zeros(0), False),
-    ],
-)
-def test_table_that_cannot_be_right_is_refused(tmp_path: Path, wrong: Hazard) -> None:
-    save_fitted(tmp_path / "f", Fitted(hazard=wrong))
-    with pytest.raises(PredictorError, match="no table"):
-        load_fitted(tmp_path / "f")
 
 
 def test_missing_cut_damaged_and_foreign_files_are_refused(tmp_path: Path, trained: Trained) -> None:

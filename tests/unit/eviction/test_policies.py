@@ -12,8 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from blendrag.eviction import POLICIES, EvictionPolicy, Use, make_policy
-from blendrag.eviction.counts import Counts
-from blendrag.eviction.gdsf import PGDSF
+from blendrag.eviction.gdsf import PGDSF, Counts
 from blendrag.eviction.lpc import LPC, SCALE
 
 BUILT_IN = sorted(POLICIES)

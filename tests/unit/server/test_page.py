@@ -22,13 +22,12 @@ from vllm.entrypoints.serve.exception_handling.register import init_exception_ha
 from blendrag.engine.wire.recipe import Recipe
 from blendrag.engine.wire.report import BlendReport
 from blendrag.server import Limits, knowledge
-from blendrag.server.blending import Blending
+from blendrag.server.blending import MOST_PROMPTS, Blending, LatestPrompts
 from blendrag.server.completions import body_of, explained
 from blendrag.server.gate import Gate, Requests
 from blendrag.server.keys import Key, Keys
-from blendrag.server.latest import MOST_PROMPTS, LatestPrompts
 from blendrag.server.page import routes
-from blendrag.serving.planned import PlannedPrompt
+from blendrag.serving.evidence import PlannedPrompt
 from browser import Browser, browser
 from engineless import TEXT, Renderer, Tenants, keep, tenants_without_engine
 

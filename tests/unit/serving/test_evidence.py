@@ -13,8 +13,7 @@ from blendrag.engine.wire.prefixes import PrefixPath
 from blendrag.engine.wire.recipe import Recipe
 from blendrag.engine.wire.report import BlendReport
 from blendrag.prompt import PromptPlan, Segment
-from blendrag.serving.evidence import Evidence
-from blendrag.serving.planned import PlannedPrompt
+from blendrag.serving.evidence import Evidence, PlannedPrompt
 
 PLAN = PromptPlan(
     (

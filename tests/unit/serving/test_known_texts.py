@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blendrag.serving.known_texts import KnownTexts
+from blendrag.serving.library import KnownTexts
 from blendrag.store import catalogue as catalogue_module
 from blendrag.store.catalogue import Catalogue
 from stores import IDENTITY

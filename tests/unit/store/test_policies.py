@@ -158,7 +158,7 @@ def test_what_policies_take_is_measured(tmp_path: Path) -> None:
     stats = store.policy_stats()
     assert (stats["used"]["calls"], stats["forecast"]["calls"]) == (3, 1)
     for one in stats.values():
-        assert 0.0 < one["p50_ms"] <= one["p99_ms"] <= one["worst_ms"] <= 1e3 * one["seconds"]
+        assert 0.0 < one["worst_ms"] <= 1e3 * one["seconds"]
     store.close()
 
 

@@ -11,9 +11,8 @@ from typing import Literal
 
 import pytest
 
-from blendrag.store.tiers.breaker import Breaker
 from blendrag.store.tiers.interface import Opened, TierError
-from blendrag.store.tiers.remote import RemoteTier
+from blendrag.store.tiers.remote import Breaker, RemoteTier
 from proxy import Proxy
 from servers import (
     KINDS,

@@ -19,8 +19,7 @@ from blendrag.engine.wire.report import BlendReport
 from blendrag.prompt import PromptPlan, Segment
 from blendrag.prompt.plan import DocumentNote
 from blendrag.ranges import read_ranges, write_ranges
-from blendrag.serving.evidence import Evidence
-from blendrag.serving.planned import PlannedPrompt
+from blendrag.serving.evidence import Evidence, PlannedPrompt
 from blendrag.strip.strip import COLOURS
 
 PLAN = PromptPlan(

@@ -20,6 +20,7 @@ from blendrag.tree.layout import NodeBlocks, NodeLayout
 from blendrag.tree.path import Nodes, place
 from blendrag.tree.states import StateTree
 from blendrag.tree.store import NodeMissingError, NodeStore, StoredNode
+from whole_tree import check_tree
 
 IDENTITY = KVIdentity("tiny", "weights-1", "bfloat16", num_layers=2, num_kv_heads=1, head_size=4)
 SIZES = NodeBlocks(tokens=4, nbytes=32, state=11)
@@ -141,7 +142,7 @@ def test_state_behind_damaged_kv_is_not_found_until_that_has_grown_again() -> No
         assert rig.use("ab") == rig.use("a") == []
         assert rig.grow("a") == 0
         assert rig.use("a") == [5] and rig.use("ab") == [5, 12]
-        rig.store.check_integrity()
+        check_tree(rig.store)
 
 
 def test_order_follows_nodes_of_one_document_and_those_before_them() -> None:
@@ -183,7 +184,7 @@ def test_whatever_grows_and_goes_what_is_found_is_what_was_stored(steps: list[tu
             for order in ("abc", "acb", "bac", "cab", names):
                 ends = rig.use(order)
                 assert ends == sorted(set(ends))
-        rig.store.check_integrity()
+        check_tree(rig.store)
 
 
 def test_full_tier_keeps_no_state_without_the_kv_before_it() -> None:
@@ -196,7 +197,7 @@ def test_full_tier_keeps_no_state_without_the_kv_before_it() -> None:
                 except NodeMissingError:  # the catalogue hears of it when it is looked for
                     rig.use(order)
         assert rig.store.stats()["tree ram"]["evictions"]
-        rig.store.check_integrity()
+        check_tree(rig.store)
 
 
 def test_record_of_a_state_is_no_record_where_there_are_no_states() -> None:

@@ -26,6 +26,7 @@ from blendrag.tree.layout import NodeBlocks, NodeLayout
 from blendrag.tree.path import Node, path_of, place, placed
 from blendrag.tree.store import NodeMissingError, NodeStore, StoredNode
 from blendrag.tree.tree import Tree
+from whole_tree import check_tree
 
 IDENTITY = KVIdentity("tiny", "weights-1", "bfloat16", num_layers=2, num_kv_heads=1, head_size=4)
 BLOCK, BYTES = 4, 32
@@ -204,7 +205,7 @@ def test_no_node_outlives_its_parent_and_limits_are_kept(
                 held = {row.node.document for row in one.tree.rows()}
                 assert names[0] not in held
             one.store.kv.wait()
-            one.store.check_integrity()
+            check_tree(one.store)
             for tier, limit in zip(one.store.kv.tiers, (ram, disk), strict=False):
                 assert limit is not None
                 assert tier.stats()["bytes"] <= limit
@@ -225,7 +226,7 @@ def test_full_tiers_keep_their_limits_and_write_a_node_once(tmp_path: Path, poli
             for back in range(4):
                 one.use(names, (max(0, number // 3 - back), 1))
             one.store.kv.wait()
-            one.store.check_integrity()
+            check_tree(one.store)
             files = [file.stat().st_size for file in tmp_path.rglob("*.safetensors")]
             found, there = slow.stats(), quick.stats()
             assert sum(files) <= disk and found["bytes"] <= disk and there["bytes"] <= ram
@@ -297,7 +298,7 @@ def test_nodes_on_disk_outlive_the_engine_and_those_in_memory_do_not(tmp_path: P
         with rig(*stack, root=root) as again:
             again.rows = rows
             assert not again.emptied and again.use("ab") == kept
-            again.store.check_integrity()
+            check_tree(again.store)
 
 
 def test_blocks_of_another_layout_are_dropped(tmp_path: Path) -> None:

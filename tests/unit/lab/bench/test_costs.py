@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from blendrag.lab.bench.costs import measure_codec
+from blendrag.lab.bench.ttft import measure_codec
 from blendrag.store.codec import CODECS, make_codec
 
 

@@ -13,8 +13,7 @@ import pytest
 from blendrag.errors import ConfigError
 from blendrag.lab.arms import BlendedPrefill, Sample
 from blendrag.lab.bench.axes import ALL, AXES, Point, axis_named, parse_ratios
-from blendrag.lab.bench.costs import CodecCost, IngestCost
-from blendrag.lab.bench.ttft import TtftOptions, TtftResults, _arms
+from blendrag.lab.bench.ttft import CodecCost, TtftOptions, TtftResults, _arms
 from blendrag.lab.bench.ttft_report import draw_sweep, draw_ttft, print_sweep, print_ttft
 from blendrag.lab.prompts import PromptMaker
 from blendrag.lab.results import Setup
@@ -102,7 +101,7 @@ def samples(arm: str, ttft: float, recomputed: int, **split: float) -> list[Samp
     return [Sample(arm, ttft + i, 5, {5: -0.2, 6: -2.0 - i}, recomputed, split) for i in range(5)]
 
 
-def results(axis: str, *values: Any, ingest: bool = False) -> TtftResults:
+def results(axis: str, *values: Any) -> TtftResults:
     each = {
         "full": samples("full", 2000, 3072),
         "prefix": samples("prefix", 1900, 2560),
@@ -110,27 +109,25 @@ def results(axis: str, *values: Any, ingest: bool = False) -> TtftResults:
         "blended": samples("blend@0.15", 480, 461, load=60, select=12, recompute=350),
     }
     summaries = summarise(each, ("full", "prefix"))
-    cost = IngestCost(tokens=12288, nbytes=1 << 28, seconds=8.5, prefill_s=8.0, plain_s=8.0)
     return TtftResults(
         {own[0].arm: summaries[name] for name, own in each.items()},
         dict.fromkeys(values, summaries),
-        cost if ingest else None,
         {
-            "raw": CodecCost(23040, 0, 0, {"reuse": 0, "blended": 0}),
-            "int8": CodecCost(11745, 0.003, 0.007, {"reuse": 0.0045, "blended": 0.0027}),
+            "raw": CodecCost(23040, 0, 0),
+            "int8": CodecCost(11745, 0.003, 0.007),
         },
         Setup(
-            TtftOptions(axis, values, ingest=ingest), Settings(), replace(MACHINE, cpu="A CPU [model]"),
+            TtftOptions(axis, values), Settings(), replace(MACHINE, cpu="A CPU [model]"),
             (3140, 3142),
         ),
     )  # fmt: skip
 
 
 CASES = [
-    (results("ratio", 0.15, ingest=True), print_ttft, draw_ttft, ("blend@0.15", "4.15x", "461", "94%")),
+    (results("ratio", 0.15), print_ttft, draw_ttft, ("blend@0.15", "4.15x", "461")),
     (results("chunks", 2, 4, 12), print_sweep, draw_sweep, ("2,002", "4.15x", "0.0000", "461")),
     (results("quality", "fast", "close"), print_sweep, draw_sweep, ("fast", "close", "4.15x")),
-    (results("codec", "raw", "int8"), print_sweep, draw_sweep, ("int8", "3.95x", "1.96x", "0.70%", "0.0027")),
+    (results("codec", "raw", "int8"), print_sweep, draw_sweep, ("int8", "3.95x", "1.96x", "0.70%")),
 ]
 
 
@@ -140,7 +137,7 @@ def test_table_is_whole_and_picture_opaque(case: Case, tmp_path: Path) -> None:
 
 
 def test_json_has_the_fields_that_are_promised() -> None:
-    read = json.loads(json.dumps(results("ratio", 0.15, ingest=True).to_dict(), allow_nan=False))
+    read = json.loads(json.dumps(results("ratio", 0.15).to_dict(), allow_nan=False))
     assert list(read["arms"]) == ["full", "prefix", "reuse", "blend@0.15"]
     for arm in read["arms"].values():
         assert set(arm) == {
@@ -148,6 +145,5 @@ def test_json_has_the_fields_that_are_promised() -> None:
             "tokens_recomputed", "split_ms", "each_ms",
         }  # fmt: skip
         assert set(arm["ttft_ms"]) == set(arm["speedup_vs_full"]) == {"median", "p10", "p90"}
-    assert read["ingest"]["ratio_to_plain"] == pytest.approx(8.0 / 8.5)
     (point,) = json.loads(json.dumps(results("chunks", 2).to_dict(), allow_nan=False))["points"]
     assert point["value"] == 2 and list(point["arms"]) == ["full", "prefix", "reuse", "blended"]

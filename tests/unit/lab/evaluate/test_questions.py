@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from blendrag.errors import ConfigError, SourceError
-from blendrag.lab.evaluate.chunks import cut
-from blendrag.lab.evaluate.formats import FORMATS, Question, find_format
-from blendrag.lab.evaluate.questions import read_questions, read_records
+from blendrag.lab.evaluate.formats import FORMATS, Question, find_format, read_questions, read_records
+from blendrag.lab.evaluate.measure import cut
 from blendrag.prompt import encode_document
 from places import DATA, DOCS
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blendrag.lab.evaluate.scores import f1, same_text
+from blendrag.lab.evaluate.summary import f1, same_text
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blendrag.errors import PredictorError, SourceError
-from blendrag.eviction.classifier import Classifier, shapes
+from blendrag.eviction.classifier import Classifier
 from blendrag.forecast.conversation import PROMPTS, Window
 from blendrag.forecast.features import Features
 from blendrag.forecast.log import ENDED_AFTER_S, Outcomes, Prompt, PromptLog
@@ -144,7 +144,7 @@ def test_seed_decides_everything() -> None:
 
 def test_numpy_computes_what_torch_trained() -> None:
     torch.manual_seed(0)
-    layers = [torch.nn.Linear(into, out) for (out, into), _ in shapes(5)]
+    layers = [torch.nn.Linear(into, out) for into, out in ((5, 128), (128, 128), (128, 1))]
     model = torch.nn.Sequential(layers[0], torch.nn.ReLU(), layers[1], torch.nn.ReLU(), layers[2])
     copied = tuple((layer.weight.detach().numpy(), layer.bias.detach().numpy()) for layer in layers)
     mean, scale = np.full(5, 0.5, np.float32), np.full(5, 2.0, np.float32)

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from blendrag.errors import ConfigError
 from blendrag.eviction import POLICIES, EvictionPolicy, Use, make_policy
 from blendrag.eviction.interface import MayLeave, anything
-from blendrag.lab.eviction.compare import oracle_forecasts
 from blendrag.lab.eviction.replay import optimum, prefill_cost, replay
 from blendrag.lab.eviction.trace import Request, RequestTrace
 
@@ -171,18 +170,17 @@ def test_chunk_larger_than_the_cache_need_not_empty_it() -> None:
     assert replay(trace, make_policy("lru"), 10).found.sum() <= 5
 
 
-def test_oracle_gives_up_the_conversation_that_is_over() -> None:
-    def turn(at: float, name: str, continues: bool) -> Request:
-        return Request(at, (name,), (1,), conversation=name, continues=continues)
-
-    turns = [turn(0, "on", True), turn(1, "over", False), turn(2, "new", True), turn(3, "on", False)]
+def test_conversation_that_is_forecast_to_be_over_leaves_first() -> None:
+    turns = [
+        Request(float(at), (name,), (1,), conversation=name)
+        for at, name in enumerate(("on", "over", "new", "on"))
+    ]
     trace = RequestTrace("talks", turns, prefix=True, unit="blocks")
     found = [
         replay(trace, make_policy("lpc"), 2, forecasts=forecasts).found.sum()
-        for forecasts in (None, oracle_forecasts(trace))
+        for forecasts in (None, (1.0, 0.0, 1.0, 0.0))
     ]
     assert found == [0, 1]
-    assert oracle_forecasts(blocks("a")) is None
 
 
 @given(path_traces(), st.integers(1, 12), st.sampled_from(["lru", "lfu", "gdsf", "pgdsf"]))

@@ -1,4 +1,4 @@
-"""The commands of ``bench`` but ``eviction``: what blending saves, and what it costs others."""
+"""``blendrag bench``: what blending saves and costs, what caches would find, and what is recognised."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from blendrag.cli import options
-from blendrag.cli.measured import measured
+from blendrag.cli.console import group, measured
 from blendrag.errors import ConfigError
 
 Chosen = TypeVar("Chosen")
@@ -31,8 +31,7 @@ _Repeats = Annotated[
 
 
 def _of_mode(kind: type[Chosen], mode: str, **given: Any) -> Chosen:
-    """Return the options of a mode, of those that were given. Raises ConfigError for one that it does not
-    have."""
+    """Return a mode's options of those that were given. Raises ConfigError for one that it lacks."""
     known = {field.name for field in fields(kind)}  # type: ignore[arg-type]  # a dataclass
     wanted = {name: value for name, value in given.items() if value is not None}
     for name in wanted.keys() - known:
@@ -111,7 +110,7 @@ def ttft(
     else:
         raise ConfigError("--ratios does not go with --axis: give --axis ratio --values")
     all_arms = name == "ttft"
-    wanted = _of_mode(TtftOptions, "", axis=chosen.name, values=at, ingest=all_arms, exact=all_arms, **common)
+    wanted = _of_mode(TtftOptions, "", axis=chosen.name, values=at, exact=all_arms, **common)
     measured(lambda bar: run_ttft(settings, wanted, bar), table, json, plot, draw, paste=paste, name=name)
 
 
@@ -229,3 +228,82 @@ def tree(
         lambda bar: run_tree(settings, wanted, bar),
         print_tree, json, plot, draw_load, paste=paste, name="tree",
     )  # fmt: skip
+
+
+def eviction(
+    trace: Annotated[
+        Path,
+        typer.Option(
+            help="Block trace (Mooncake), your own log, dialogues, or question set (SQuAD).", metavar="FILE"
+        ),
+    ],
+    sizes: Annotated[
+        str,
+        typer.Option(help="Sizes of the cache: blocks for block traces, else tokens.", metavar="A,B,..."),
+    ],
+    policies: Annotated[
+        str | None, typer.Option(help="lru, lfu, gdsf, pgdsf, lpc, lpc+; else all.", metavar="A,B,...")
+    ] = None,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="Traces made of dialogues or questions, each replayed.")
+    ] = 5,
+    seconds: Annotated[float, typer.Option(min=1.0, help="Length of a trace that is made.")] = 1200.0,
+    zipf: Annotated[float, typer.Option(min=0.0, help="Popularity of questions: rank**-zipf.")] = 1.0,
+    arrivals: Annotated[
+        Path | None, typer.Option(help="Times of the questions (Azure); else Poisson.", metavar="FILE")
+    ] = None,
+    paths: Annotated[
+        bool, typer.Option("--paths", help="A chunk is found behind the same chunks only, as in a tree.")
+    ] = False,
+    turnovers: Annotated[
+        int, typer.Option(min=0, help="How often other questions become the popular ones.")
+    ] = 0,
+    warmup: Annotated[
+        float, typer.Option(min=0.0, max=0.99, help="Share of the requests that is not counted.")
+    ] = 0.0,
+    json: options.Json = False,
+) -> None:
+    """Replay a trace through eviction policies: hit ratios, against LRU's and the optimum."""
+    from blendrag.lab.eviction.compare import EvictionOptions, print_eviction, run_eviction
+    from blendrag.lab.eviction.source import RetrievalLoad, open_source
+
+    wanted = EvictionOptions.parse(sizes, policies, seeds, warmup)
+    load = RetrievalLoad(seconds=seconds, zipf=zipf, paths=paths, turnovers=turnovers)
+    predicted = any(name.startswith("lpc") for name in wanted.policies)
+    measured(
+        lambda bar: run_eviction(open_source(trace, load, arrivals, predicted=predicted), wanted, bar),
+        print_eviction,
+        json,
+    )
+
+
+def recognition(
+    prompts: Annotated[int, typer.Option(min=2, help="Prompts of each shape.")] = 500,
+    documents: Annotated[int, typer.Option(min=2, help="How many documents there are.")] = 200,
+    chunk_tokens: Annotated[int, typer.Option(min=64, help="Tokens of a document, at most.")] = 256,
+    top_k: Annotated[int, typer.Option(min=1, help="Documents in a prompt.")] = 5,
+    zipf: Annotated[float, typer.Option(min=0.0, help="Popularity of documents: rank**-zipf.")] = 1.0,
+    chunks: Annotated[
+        int, typer.Option(min=0, help="Chunks known while one prompt is searched: 5 kB of memory each.")
+    ] = 100_000,
+    model: options.Model = None,
+    json: options.Json = False,
+    paste: options.Paste = None,
+    seed: options.Seed = 0,
+) -> None:
+    """Replay prompts as applications make them: what is known of their documents though nobody names any.
+    And how long one prompt is searched. Starts no engine."""
+    from blendrag.lab.bench.recognition import RecognitionOptions, print_recognition, run_recognition
+    from blendrag.settings import Settings
+
+    wanted = RecognitionOptions(prompts, documents, chunk_tokens, top_k, zipf, chunks, seed)
+    settings = Settings.load(model=model)
+    measured(
+        lambda bar: run_recognition(settings, wanted, bar),
+        print_recognition, json, paste=paste, name="recognition",
+    )  # fmt: skip
+
+
+app = group(help="Measure on this machine.")
+for command in (ttft, load, tree, eviction, recognition):
+    app.command()(command)

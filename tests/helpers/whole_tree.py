@@ -1,0 +1,29 @@
+"""What holds of every tree that is stored."""
+
+from __future__ import annotations
+
+from blendrag.store.record import Head
+from blendrag.store.tiers import Opened, Tier
+from blendrag.tree.path import placed
+from blendrag.tree.store import NodeStore
+
+
+def check_tree(store: NodeStore) -> None:
+    """In each tier, the parent of each node is there, and ends where the node begins, with its tokens."""
+    for tier in store.kv.tiers:
+        heads = {key: head for key in list(store._parents) if (head := _head(tier, key))}
+        for key, head in heads.items():
+            start, parent = placed(head.context)
+            assert store.layout.key_of(head.ids, head.context) == key
+            assert store._parents[key] == parent
+            if parent:
+                assert parent in heads, f"{key} is in {tier.name} without its parent"
+                assert heads[parent].tokens == start and head.starts_with(heads[parent].ids.tolist())
+
+
+def _head(tier: Tier, key: str) -> Head | None:
+    opened = tier.open([key]).get(key)
+    if not isinstance(opened, Opened):
+        return None
+    tier.close_record(opened)
+    return opened.head
