@@ -117,7 +117,7 @@ def _parsed_by(parser: ToolParser, text: str, token_ids: Sequence[int], names: s
     if parser.apart:
         content = text
     elif written and marks:
-        content = _said(before, content)
+        content = _prose(before, content)
     bare = _bare(listed, names)
     readings = [
         *(
@@ -125,7 +125,7 @@ def _parsed_by(parser: ToolParser, text: str, token_ids: Sequence[int], names: s
         ),  # whose parsers leave out what stands behind calls
         _sorted(content, found),
         *([] if OPEN in marks else [_bare(text, names)]),
-        Reading(_said(before, bare.text), bare.calls, bare.invalid),
+        Reading(_prose(before, bare.text), bare.calls, bare.invalid),
     ]
     for good in (
         lambda reading: reading.calls and not reading.invalid,
@@ -141,7 +141,7 @@ def _parsed_by(parser: ToolParser, text: str, token_ids: Sequence[int], names: s
     return Reading(prose, (), (call,)) if call.text else Reading(text)
 
 
-def _said(before: str, content: str) -> str:
+def _prose(before: str, content: str) -> str:
     """Return the text before the calls, which some parsers leave out, and that behind them."""
     head = before.strip()
     _, known, behind = content.partition(head) if head else ("", head, content)

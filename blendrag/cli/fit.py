@@ -121,6 +121,6 @@ def _say_quality(trained: Trained) -> None:
     if (found := trained.quality) is None:
         say("lpc: nothing was held out to measure on")
         return
-    said = f"{found.log_loss:.3f} nats where the share of those that go on says {found.base:.3f}"
+    text = f"{found.log_loss:.3f} nats where the share of those that go on says {found.base:.3f}"
     what = f"{found.examples:,} prompts of {found.conversations:,} conversations, {found.goes_on:.0%} go on"
-    say(f"lpc: {what}: {said}")
+    say(f"lpc: {what}: {text}")

@@ -77,9 +77,9 @@ def open_chat(
 
 @dataclass(frozen=True, slots=True)
 class _Request(ChatRequest):
-    """A request to a server. said: of blending; the rest is as the server has it."""
+    """A request to a server. blending: options of it; the rest is as the server has it."""
 
-    said: tuple[tuple[str, Any], ...] = ()
+    blending: tuple[tuple[str, Any], ...] = ()
 
 
 class RemoteChat(ChatModel):
@@ -174,18 +174,18 @@ class RemoteChat(ChatModel):
             if name not in _SAMPLING:
                 raise ConfigError(f"unknown option {name!r}{closest(name, {*_SAMPLING, *options})}")
         given: Mapping[str, Any] = options
-        said = {
+        own_fields = {
             name: getattr(self.settings, name)
             for name in BlendOverrides.model_fields
             if name in self.settings.model_fields_set
         }
         if given.get("quality") is not None:
             for name in ("quality", *Step._fields):  # which it stands for
-                said.pop(name, None)
+                own_fields.pop(name, None)
         own = {name: given[name] for name in _OF_BLENDING if given.get(name) is not None}
-        said |= own if "quality" in own else spelled_out(own)
+        own_fields |= own if "quality" in own else spelled_out(own)
         fields = {name: getattr(request, name) for name in ChatRequest.__dataclass_fields__}
-        return _Request(**fields, said=tuple(said.items()))
+        return _Request(**fields, blending=tuple(own_fields.items()))
 
     def _attempt(self, request: ChatRequest) -> Reader:
         reader = Reader(self.server, request)
@@ -207,7 +207,7 @@ class RemoteChat(ChatModel):
             request = request.within(self.context_window - self.count_tokens(request))
         sampling = request.sampling
         blending: dict[str, Any] = {"documents": list(request.documents), "evidence": True}
-        blending |= dict(request.said) if isinstance(request, _Request) else {}
+        blending |= dict(request.blending) if isinstance(request, _Request) else {}
         blending |= {"conversation": request.conversation} if request.conversation else {}
         body: dict[str, Any] = {
             **self._prompt(request),

@@ -192,33 +192,33 @@ class Server:
             raise ServerError(f"{self} cannot be understood: {error or type(error).__name__}") from error
 
     def _refusal(self, response: httpx2.Response) -> BlendragError:
-        status, (said, kind) = response.status_code, _said(response)
+        status, (reason, kind) = response.status_code, _refusal(response)
         match status:
             case 401:
                 how = "wrong" if self._key else f"missing: give api_key, or set {API_KEY}"
                 return ServerRefusalError(f"{self} refuses this: the key is {how}")
             case 403:
                 return ServerRefusalError(
-                    f"{self} refuses this to the key: {said or 'it has no right to it'}"
+                    f"{self} refuses this to the key: {reason or 'it has no right to it'}"
                 )
-            case 404 if said is None or said == "Not Found":
+            case 404 if reason is None or reason == "Not Found":
                 return _no_server(self)
             case 413:
                 return ServerRefusalError(
-                    f"{self} takes no request as large as this: {said or 'give it less at once'}"
+                    f"{self} takes no request as large as this: {reason or 'give it less at once'}"
                 )
             case 404:
                 missing = NoCollectionError if kind == NO_COLLECTION else ConfigError
-                return missing(f"{self} refuses this: {said}")
+                return missing(f"{self} refuses this: {reason}")
             case 400 | 422:
-                return refusal(f"{self} refuses this: {said}")
+                return refusal(f"{self} refuses this: {reason}")
             case 507:
-                return StoreFullError(f"{self} has no room: {said}")
+                return StoreFullError(f"{self} has no room: {reason}")
             case _ if status in _BUSY:
                 after = response.headers.get("retry-after", "")
                 seconds = float(after) if after.isdecimal() else None
                 later = f"in {seconds:g} s" if seconds is not None else "later"
-                about = f" ({said})" if said else ""
+                about = f" ({reason})" if reason else ""
                 return ServerBusyError(
                     f"{self} takes no more requests now{about}: ask again {later}", seconds
                 )
@@ -226,7 +226,7 @@ class Server:
                 return ServerNotFoundError(
                     f"{self} sends to {response.headers.get('location')}: use that URL"
                 )
-        return ServerError(f"{self} failed: {said or f'status {status}'}")
+        return ServerError(f"{self} failed: {reason or f'status {status}'}")
 
 
 def without_password(url: str | httpx2.URL) -> str:
@@ -234,9 +234,9 @@ def without_password(url: str | httpx2.URL) -> str:
     return str(httpx2.URL(url).copy_with(username=None, password=None, query=None))
 
 
-def refusal(said: str) -> PromptTooLongError | ConfigError:
+def refusal(reason: str) -> PromptTooLongError | ConfigError:
     """Return the error that a refusal in vLLM's words stands for."""
-    return (PromptTooLongError if "maximum context length" in said else ConfigError)(said)
+    return (PromptTooLongError if "maximum context length" in reason else ConfigError)(reason)
 
 
 def _address(base_url: str) -> httpx2.URL:
@@ -255,7 +255,7 @@ def _no_server(server: Server) -> ServerNotFoundError:
     )
 
 
-def _said(response: httpx2.Response) -> tuple[str | None, str | None]:
+def _refusal(response: httpx2.Response) -> tuple[str | None, str | None]:
     """Return the server's own words, in one line, and the error's type."""
     try:
         found = response.json()
@@ -278,9 +278,9 @@ def understood(server: object) -> Iterator[None]:
         ) from error
 
 
-def made(kind: type[Made], said: Mapping[str, Any]) -> Made:
+def made(kind: type[Made], values: Mapping[str, Any]) -> Made:
     """Make an object of a server's words; a newer server says more."""
-    return kind(**{name: value for name, value in said.items() if name in kind.__dataclass_fields__})
+    return kind(**{name: value for name, value in values.items() if name in kind.__dataclass_fields__})
 
 
 def require_blendrag(server: Server, response: httpx2.Response) -> None:

@@ -86,10 +86,10 @@ class Reader(Attempt):
         event = _json(data)
         if (error := event.get("error")) is not None:
             about = error if isinstance(error, dict) else {"message": error}
-            said, refused = f"the server failed: {about.get('message')}", about.get("code") == 400
+            message, refused = f"the server failed: {about.get('message')}", about.get("code") == 400
             if refused and not self.begun:
-                raise refusal(said)
-            raise (BrokenAnswerError if self.begun else ServerBusyError)(said)
+                raise refusal(message)
+            raise (BrokenAnswerError if self.begun else ServerBusyError)(message)
         if self.limit_s is not None and time.perf_counter() - self._begin > self.limit_s:
             raise self.late()
         self._model = event.get("model") or self._model
@@ -101,12 +101,12 @@ class Reader(Attempt):
 
     def _feed(self, choice: dict[str, Any]) -> Piece | None:
         self._ttft_s = self._ttft_s or time.perf_counter() - self._begin
-        said = choice.get("delta") or choice  # of a chat; of a completion
-        thought = said.get("reasoning") or said.get("reasoning_content") or ""
-        text = said.get("content") or said.get("text") or ""
+        delta = choice.get("delta") or choice  # of a chat; of a completion
+        thought = delta.get("reasoning") or delta.get("reasoning_content") or ""
+        text = delta.get("content") or delta.get("text") or ""
         self._add(text, thought, _logprobs(choice.get("logprobs") or {}))
         self._finish_reason = choice.get("finish_reason") or self._finish_reason
-        for part in said.get("tool_calls") or ():
+        for part in delta.get("tool_calls") or ():
             self.begun, function = True, part.get("function") or {}
             name, arguments = self._calls.get(part["index"], ("", ""))
             name, more = name + (function.get("name") or ""), function.get("arguments") or ""
@@ -146,8 +146,8 @@ class Reader(Attempt):
     def check(self) -> None:
         """Check that the stream's end is the answer's. Raises as :meth:`feed` does."""
         if not self.ended:
-            said = "the server ended the stream before the answer's end"
-            raise (BrokenAnswerError if self.begun else ServerBusyError)(said)
+            message = "the server ended the stream before the answer's end"
+            raise (BrokenAnswerError if self.begun else ServerBusyError)(message)
 
 
 def timeout_of(request: ChatRequest) -> dict[str, Any]:

@@ -108,14 +108,14 @@ class BlendFields(BlendOverrides):
 @dataclass(frozen=True, slots=True)
 class Blended:
     """A request with its prompt as it was planned. unplanned: what is counted if it was not; plain says why.
-    said, conversation: the client's. marked: texts that it has marked as documents. apart: it is kept from
+    sent, conversation: the client's. marked: texts that it has marked as documents. apart: it is kept from
     others of its tenant. begun: by ``time.monotonic``."""
 
     prompt: PlannedPrompt | None = None
     plain: str | None = None
     unplanned: Unplanned | None = None
     ticket: str = ""
-    said: Messages | str = ""
+    sent: Messages | str = ""
     conversation: str | None = None
     marked: tuple[str, ...] = ()
     apart: bool = False
@@ -292,7 +292,7 @@ class Blending:
         return Blended(
             prompt,
             ticket=f"served-{secrets.token_hex(8)}",
-            said=asked.said,
+            sent=asked.sent,
             conversation=fields.conversation,
             marked=fields.marked,
             apart=not exact,
@@ -346,7 +346,7 @@ class Blending:
             evidence = await self._evidence(prompt, about.ticket, answer)
             library, stored = self.library, 0
             if evidence.missing or prompt.plan.forms or library.sidecars.forecaster or library.repeats:
-                whose = evidence, about.said, about.conversation, time.monotonic() - about.begun
+                whose = evidence, about.sent, about.conversation, time.monotonic() - about.begun
                 behind = partial(
                     library.answered, prompt.plan, *whose, apart=about.apart, marked=about.marked
                 )

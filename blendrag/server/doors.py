@@ -23,19 +23,19 @@ Render = Callable[[], Awaitable[list[int]]]
 class Asked:
     """The facts of a request that planning has to know.
 
-    said: what the client has sent, as messages or text. most: tokens of an answer. plain: why it goes to
+    sent: what the client has sent, as messages or text. most: tokens of an answer. plain: why it goes to
     vLLM as it is. render: gives the token ids that vLLM makes of it, and raises what vLLM does if it refuses
     it.
     """
 
-    said: Messages | str
+    sent: Messages | str
     most: int | None
     plain: str | None
     render: Render
 
     def parts(self) -> Iterator[dict[str, Any]]:
         """Yield the parts of the messages' contents, where they are not plain texts."""
-        for message in () if isinstance(self.said, str) else self.said:
+        for message in () if isinstance(self.sent, str) else self.sent:
             if isinstance(content := message.get("content"), list):
                 yield from (part for part in content if isinstance(part, dict))
 

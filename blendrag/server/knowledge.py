@@ -32,7 +32,7 @@ from blendrag.serving.prefill import PrefillReport
 from blendrag.strip import Strip
 
 _LONG = 1 << 16  # bytes of a body
-_MOST_SAID = 4  # mistakes of one request
+_MOST_PROBLEMS = 4  # mistakes of one request
 _SILENCE_S = 5.0  # at most, of an answer that goes on: proxies end those that say nothing
 
 T = TypeVar("T")
@@ -65,19 +65,19 @@ class _Apart(APIRoute):
 
 def _wrong(error: RequestValidationError, known: list[str]) -> str:
     """Return what is wrong with a request. known: fields of its body."""
-    said = []
+    problems = []
     for one in error.errors():
         parts = map(str, one["loc"][1:])
         place = ".".join(part for part in parts if "[" not in part)  # a kind of a union's
         if not place:
-            said.append("the body has to be a JSON object, sent as application/json")
+            problems.append("the body has to be a JSON object, sent as application/json")
         elif one["type"] == "extra_forbidden":
-            said.append(f"unknown field {place!r}{closest(place, known)}")
+            problems.append(f"unknown field {place!r}{closest(place, known)}")
         elif one["type"] == "json_invalid":
-            said.append(f"the body is no JSON: {one['ctx']['error']}")
+            problems.append(f"the body is no JSON: {one['ctx']['error']}")
         else:
-            said.append(f"{place}: {one['msg']}")
-    return ", ".join(said[:_MOST_SAID])
+            problems.append(f"{place}: {one['msg']}")
+    return ", ".join(problems[:_MOST_PROBLEMS])
 
 
 class _Request(Request):

@@ -124,11 +124,11 @@ class Spans:
             self._span.set_attributes({name: value for name, value in told.items() if value is not None})
         self.end()
 
-    def _fail(self, said: str) -> None:
+    def _fail(self, message: str) -> None:
         if self._span is not None:
             from opentelemetry.trace import Status, StatusCode
 
-            self._span.set_status(Status(StatusCode.ERROR, said))
+            self._span.set_status(Status(StatusCode.ERROR, message))
         self.end()
 
     def _part(self, name: str, begin_ns: int, end_ns: int) -> None:

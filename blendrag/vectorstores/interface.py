@@ -188,12 +188,12 @@ def failures(where: Address | VectorStore) -> Iterator[None]:
     except BlendragError:
         raise
     except Exception as error:  # each client has errors of its own
-        said = str(error)
+        message = str(error)
         if isinstance(where, Address) and where.key:
             for key in (where.key, quote(where.key), quote(where.key, safe="")):
-                said = said.replace(key, "***")
-        said = " ".join(said.split()) or type(error).__name__
-        raise SourceError(f"{where} cannot be read: {said[:_LONGEST]}") from None
+                message = message.replace(key, "***")
+        message = " ".join(message.split()) or type(error).__name__
+        raise SourceError(f"{where} cannot be read: {message[:_LONGEST]}") from None
 
 
 @contextlib.contextmanager

@@ -43,7 +43,7 @@ def hold_forced_calls(name: str, schema: Schema) -> None:
     class Forcing(kind):  # type: ignore[misc, valid-type]
         structural_tag_model = None
         supports_required_and_named = False  # vLLM's own reading of them fails in streams of many parsers
-        _said = ""
+        _sent = ""
         _named = False
 
         def adjust_request(self, request: Any) -> Any:
@@ -75,11 +75,11 @@ def hold_forced_calls(name: str, schema: Schema) -> None:
             request = more.get("request", ids[-1] if ids else None)
             if not _forced(request):
                 return super().extract_tool_calls_streaming(previous, current, delta, *ids, **more)
-            before, self._said = self._said, self._said + delta
+            before, self._sent = self._sent, self._sent + delta
             about = {"tool_call_idx": None, "tool_call_id_type": "random"}
             if (name := _name(request)) is None:
                 found, _ = extract_required_tool_call_streaming(
-                    previous_text=before, current_text=self._said, **about
+                    previous_text=before, current_text=self._sent, **about
                 )
                 return found
             found, self._named = extract_named_tool_call_streaming(

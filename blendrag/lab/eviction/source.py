@@ -177,15 +177,15 @@ def dialog_trace(
     return RequestTrace(name, requests, prefix=True, unit="tokens")
 
 
-def _turns(dialog: Dialog, said: int, tokens: Callable[[str], int]) -> Iterator[Request]:
-    """Yield a dialogue's requests, each as if it came at 0. said: tokens of the system prompt."""
-    shared, begin = said // BLOCK, 0
+def _turns(dialog: Dialog, before: int, tokens: Callable[[str], int]) -> Iterator[Request]:
+    """Yield a dialogue's requests, each as if it came at 0. before: tokens of the system prompt."""
+    shared, begin = before // BLOCK, 0
     asked = [place for place, turn in enumerate(dialog.turns) if turn.role == "user"]
     for turn, (place, end) in enumerate(pairwise([*asked, len(dialog.turns)]), start=1):
-        said += sum(tokens(each.text) for each in dialog.turns[begin : place + 1])
+        before += sum(tokens(each.text) for each in dialog.turns[begin : place + 1])
         answered = sum(tokens(each.text) for each in dialog.turns[place + 1 : end])
-        prompt, whole = said // BLOCK, (said + answered) // BLOCK
-        said, begin = said + answered, end
+        prompt, whole = before // BLOCK, (before + answered) // BLOCK
+        before, begin = before + answered, end
         yield Request(
             0.0,
             tuple(f"system:{i}" if i < shared else f"{dialog.id}:{i}" for i in range(whole)),

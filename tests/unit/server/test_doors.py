@@ -101,7 +101,7 @@ DOCUMENTS = [
 def test_anthropics_documents_are_text_to_the_model(document: dict[str, Any], nested: bool) -> None:
     part = {"type": "tool_result", "tool_use_id": "c", "content": [document]} if nested else document
     request = read(MESSAGE, [part])
-    (message,) = asked(request).said
+    (message,) = asked(request).sent
     assert (message["role"], message["content"]) == ("tool" if nested else "user", "A fjord.")
     assert request.blendrag.marked == ("A fjord.",)
 
@@ -109,13 +109,13 @@ def test_anthropics_documents_are_text_to_the_model(document: dict[str, Any], ne
 @pytest.mark.parametrize("source", [3, None, [], {}, {"type": "text"}, {"type": "url", "url": "http://x"}])
 def test_document_without_text_leaves_the_conversation_going(source: Any) -> None:
     request = read(MESSAGE, [{"type": "document", "source": source}, {"type": "text", "text": "Hm?"}])
-    assert asked(request).said == [{"role": "user", "content": "Hm?"}]
+    assert asked(request).sent == [{"role": "user", "content": "Hm?"}]
     assert request.blendrag is None
 
 
 def test_response_goes_on_from_the_one_that_is_named() -> None:
     app = state(first=SimpleNamespace(id="first", output=[]))
-    said = asked(read(RESPONSE, "And?", previous_response_id="first"), app).said
+    said = asked(read(RESPONSE, "And?", previous_response_id="first"), app).sent
     assert [message["content"] for message in said] == ["Before.", "And?"]
     with pytest.raises(LookupError):
         asked(read(RESPONSE, "And?", previous_response_id="second"), app)
