@@ -15,7 +15,7 @@ from blendrag.models import load_tokenizer, model_digest
 from blendrag.prompt import shared_prefix, start_prefix
 from blendrag.settings import AUTO_CODEC, Settings
 from blendrag.store.catalogue import Catalogue
-from blendrag.store.identity import KVIdentity, kv_shape, prefix_name
+from blendrag.store.identity import KVIdentity, kv_shape, prefix_name, sharing_layers
 
 # What a shape follows from, in any configuration that leaves out nothing.
 _SHAPE = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_size")
@@ -62,7 +62,7 @@ def kv_identity(
         model=name,
         weights=weights,
         dtype=settings.dtype,
-        num_layers=config.get("num_hidden_layers") or 0,
+        num_layers=(config.get("num_hidden_layers") or 0) - sharing_layers(config),
         num_kv_heads=heads,
         head_size=size,
         codec=codec or settings.new_codec,

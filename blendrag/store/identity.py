@@ -49,6 +49,12 @@ def kv_shape(config: Mapping[str, Any]) -> HeadShape | None:
     return common_shape(shapes)
 
 
+def sharing_layers(config: Mapping[str, Any]) -> int:
+    """Return how many layers have no KV of their own, in a model with this ``config.json``: the last ones,
+    which read that of earlier ones."""
+    return config.get("num_kv_shared_layers") or 0
+
+
 def prefix_name(kind: str, token_ids: Sequence[int]) -> str:
     """Return the ``KVIdentity.prefix`` of chunks that are prefilled behind these tokens, of this kind."""
     if not len(token_ids):

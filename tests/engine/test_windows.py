@@ -21,6 +21,7 @@ from workbench import CHUNK_TOKENS, Bench, Prompt, distance
 pytestmark = [pytest.mark.own_engine, pytest.mark.nightly]
 
 TEXT = Sampling(max_tokens=8, logprobs=20, other={"ignore_eos": True})
+KINDS = ["Gemma 3", "gpt-oss", "Mistral 0.1", "Gemma 4", "Gemma 4 E2B, E4B"]
 STEP = 256  # tokens that a step computes at most
 CLOSE = 1e-4  # float32, two orders of the same sums
 
@@ -68,7 +69,7 @@ def test_what_is_reused_does_not_hang_on_how_vllm_keeps_it(tmp_path: Path, token
         assert of_groups.token_ids == of_one.token_ids and distance(of_groups, of_one) < CLOSE
 
 
-@pytest.fixture(scope="module", params=["Gemma 3", "gpt-oss", "Mistral 0.1", "Gemma 4"])
+@pytest.fixture(scope="module", params=KINDS)
 def bench(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tokenizer: Any
 ) -> Iterator[Bench]:

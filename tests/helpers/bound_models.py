@@ -109,7 +109,12 @@ def _groups(config: Any) -> list[list[Any]]:
     from blendrag.engine.compat.states import CAN_FAIL
 
     layers = config.compilation_config.static_forward_context
-    attentions = {name: each for name, each in layers.items() if isinstance(each, Attention | MLAAttention)}
+    attentions = {
+        name: each
+        for name, each in layers.items()
+        if isinstance(each, Attention | MLAAttention)
+        and getattr(each, "kv_sharing_target_layer_name", None) is None
+    }
     by_kind: dict[type, dict[tuple[int, int], list[str]]] = {}
     specs = {name: each.get_kv_cache_spec(config) for name, each in attentions.items()}
     if not CAN_FAIL:  # then vLLM is given a connector that wants it so

@@ -326,10 +326,9 @@ SHAPES = (
             "num_hidden_layers": 6,
             "num_kv_shared_layers": 2,
             "layer_types": ["sliding_attention", "full_attention"] * 3,
-            "hidden_size_per_layer_input": 16,
+            "hidden_size_per_layer_input": 32,  # gelu rounds the last of an odd count of 16 otherwise
             **_WINDOWS,
         },
-        "not plain causal self-attention",
         always=True,
     ),
     Shape(

@@ -15,7 +15,7 @@ from blendrag.compress.window import gram_of
 from blendrag.engine.budget.head_pages import HeadPages, KeptPages, PageReader
 from blendrag.engine.budget.head_reading import HeadReading
 from blendrag.engine.compat.head_attention import HeadKernel, bind, not_by_heads
-from blendrag.engine.compat.model import heads_of, output_weight, scale_of, scores_of
+from blendrag.engine.compat.model import all_layers, heads_of, output_weight, scale_of, scores_of
 from blendrag.engine.forward.decoder import Decoder
 from blendrag.engine.forward.indices import Ints, upload
 from blendrag.engine.forward.paged import PagedCache
@@ -102,6 +102,8 @@ class Compression(WorkerHook):
         attentions = decoder.attentions
         if reason := not_by_heads(attentions):
             return cls(decoder, None, reason)
+        if len(all_layers(decoder.model)) > decoder.num_layers:
+            return cls(decoder, None, "some of its layers read the KV of others")
         scores = [scores_of(attention) for attention in attentions]
         if any(each is None or not each.bare or each.window is not None for each in scores):
             return cls(decoder, None, "its attention has windows, caps, sinks or ALiBi")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from typing import Any, NamedTuple, Self
 
@@ -29,7 +29,7 @@ from blendrag.engine.compat.layer_kv import is_latent, layer_kv, stored_shape, u
 from blendrag.engine.compat.parallel import divided_otherwise
 from blendrag.engine.compat.platform import FP8_KV, PLAIN_KV, is_cpu
 from blendrag.engine.compat.states import CAN_FAIL
-from blendrag.store.identity import kv_shape
+from blendrag.store.identity import kv_shape, sharing_layers
 
 # Structures that `known_layers.KnownDecoder` computes piecewise; anything else goes through whole layers.
 KNOWN_ARCHITECTURES = frozenset(
@@ -84,19 +84,38 @@ def is_of_transformers(model: Any) -> bool:
     return type(model).__module__.startswith("vllm.model_executor.models.transformers")
 
 
-def decoder_layers(model: Any) -> list[Any]:
+def all_layers(model: Any) -> list[Any]:
     """Return the decoder layers of a causal LM, or an empty list where they are not where they usually
     are."""
     return list(getattr(getattr(text_model(model), "model", None), "layers", ()))
 
 
+def decoder_layers(model: Any) -> list[Any]:
+    """Return the decoder layers up to the last one that keeps KV. Those behind it read the KV of earlier ones
+    (Gemma 4 E2B, E4B), so that nothing of a prompt but its last token has to pass through them."""
+    layers = all_layers(model)
+    while layers and _shares_kv(attention_of(layers[-1])):
+        layers.pop()
+    return layers
+
+
+def _shares_kv(attention: Any | None) -> bool:
+    return getattr(attention, "kv_sharing_target_layer_name", None) is not None
+
+
+class ForwardEnded(Exception):
+    """The exception that ends the model's own forward where nothing more is to be learnt from it."""
+
+
 def own_forward(model: Any, token_ids: torch.Tensor, positions: torch.Tensor) -> None:
-    """Run a causal LM's own forward, not compiled, over [n] tokens."""
-    if is_of_transformers(model):
-        rows = {"input_ids": token_ids[None], "position_ids": positions[None]}
-        model.model.forward(**rows, use_cache=False, return_dict=False)
-    else:
-        model.model.forward(token_ids, positions, None)
+    """Run a causal LM's own forward, not compiled, over [n] tokens, until something in it raises
+    :class:`ForwardEnded`."""
+    with suppress(ForwardEnded):
+        if is_of_transformers(model):
+            rows = {"input_ids": token_ids[None], "position_ids": positions[None]}
+            model.model.forward(**rows, use_cache=False, return_dict=False)
+        else:
+            model.model.forward(token_ids, positions, None)
 
 
 def attention_of(layer: Any) -> Any | None:
@@ -133,8 +152,12 @@ def unsupported_reason(vllm_config: Any, runner: Any, model: Any) -> str | None:
         reason = _unsupported_layer(layer)
         if reason:
             return f"layer {number}: {reason}"
+    config = vllm_config.model_config.hf_text_config.to_dict()
+    sharing, by_config = len(all_layers(model)) - len(layers), sharing_layers(config)
+    if sharing != by_config:
+        return f"{sharing} of its layers read the KV of others, and by its config.json {by_config}"
     shape = stored_shape([layer_kv(attention_of(layer)) for layer in layers])
-    expected = kv_shape(vllm_config.model_config.hf_text_config.to_dict())
+    expected = kv_shape(config)
     alone = vllm_config.parallel_config.tensor_parallel_size == 1  # else a rank has some of the heads
     if shape is None or expected is None or shape[not alone :] != expected[not alone :]:
         return f"the common shape of its layers' KV is {shape}, and by its config.json {expected}"
@@ -179,7 +202,7 @@ def _unsupported_layer(layer: Any) -> str | None:
         return "it has no single attention module (Mamba and hybrid layers are not blended)"
     if is_latent(attention):
         return _unread_latents(attention, rotary)
-    if attention.attn_type != AttentionType.DECODER or attention.kv_sharing_target_layer_name:
+    if attention.attn_type != AttentionType.DECODER or _shares_kv(attention):
         return "its attention is not plain causal self-attention"
     if attention.kv_cache_dtype not in PLAIN_KV | FP8_KV:
         return f"how its KV cache is quantised is not known (kv_cache_dtype {attention.kv_cache_dtype})"

@@ -14,6 +14,7 @@ from vllm.platforms import current_platform
 from blendrag.engine.compat.platform import PLAIN_KV
 from blendrag.engine.compat.states import CAN_FAIL
 from blendrag.errors import ConfigError
+from blendrag.store.identity import sharing_layers
 
 
 def argument_names() -> frozenset[str]:
@@ -62,11 +63,11 @@ def fitting_connector(
         return None, "it keeps a state instead of KV"
     text = model.hf_text_config.to_dict()  # attributes that differ by layer raise
     shapes = text.get("per_layer_config") or text.get("global_head_dim")
-    if shapes and text.get("num_kv_shared_layers"):
-        return None, "its layers share KV of several shapes"
-    if not CAN_FAIL:
-        return connector | {"kv_connector": "BlendConnector"}, ""
-    return connector, ""
+    if shapes and sharing_layers(text):  # in one group, vLLM looks for shapes of theirs where there are none
+        if not CAN_FAIL:
+            return None, "its layers share KV of several shapes"
+        return connector | {"kv_connector": "GroupsConnector"}, ""
+    return connector | ({} if CAN_FAIL else {"kv_connector": "BlendConnector"}), ""
 
 
 def server_options(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
@@ -117,10 +118,11 @@ def _kept_tokens(config: VllmConfig) -> int:
     """Return of how many tokens KV is kept of the longest prompt, summed over layers."""
     model, steps = config.model_config, config.scheduler_config
     layers, longest = model.get_num_layers(config.parallel_config), model.max_model_len
+    layers -= sharing_layers(model.hf_text_config.to_dict())
     window: int | None = getattr(model.hf_text_config, "sliding_window", None)
     if not window or steps.disable_hybrid_kv_cache_manager:
         return layers * longest
-    full = (getattr(model.hf_text_config, "layer_types", None) or []).count("full_attention")
+    full = (getattr(model.hf_text_config, "layer_types", None) or [])[:layers].count("full_attention")
     return full * longest + (layers - full) * min(longest, window + steps.max_num_batched_tokens)
 
 

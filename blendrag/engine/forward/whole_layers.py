@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from blendrag.engine.compat.model import layer_context, norm_behind_rope, own_forward
+from blendrag.engine.compat.model import ForwardEnded, layer_context, norm_behind_rope, own_forward
 from blendrag.engine.forward.decoder import Attention, Decoder, Projected, Rows
 from blendrag.engine.forward.indices import Indices
 from blendrag.errors import ModelNotSupportedError
@@ -58,7 +58,7 @@ class WholeLayerDecoder(Decoder):
                 others = arguments.pop(_var_keyword(signature), {})
                 found.append({**arguments, **others})
                 if len(found) == self.num_layers:
-                    raise _LastLayerReached
+                    raise ForwardEnded
                 states = next(filter(_is_float, found[-1].values()))
                 return (states, states) if pairs else states
 
@@ -69,8 +69,6 @@ class WholeLayerDecoder(Decoder):
         try:
             with layer_context(self.vllm_config, {}, {}, positions.numel()):
                 own_forward(self.model, token_ids, positions)
-        except _LastLayerReached:
-            pass
         finally:
             for layer in self.layers:
                 del layer.forward
@@ -83,6 +81,8 @@ class WholeLayerDecoder(Decoder):
         states = [name for name, value in call.items() if _is_float(value) and name != "residual"]
         if len(at) != 1 or not states:
             raise ModelNotSupportedError(f"its layers take {', '.join(call)}")
+        if (shape := call[states[0]].shape)[:1] != positions.shape:  # AltUp: several streams of rows
+            raise ModelNotSupportedError(f"its layers pass on {(*shape,)} of {positions.numel()} tokens")
         self._positions_name, self._states_name = at[0], states[0]
         self._takes_residual = "residual" in call
 
@@ -165,10 +165,6 @@ class WholeLayerDecoder(Decoder):
         finally:
             if hook is not None:
                 hook.remove()
-
-
-class _LastLayerReached(Exception):
-    """The exception that ends the model's own forward where nothing more is to be learnt."""
 
 
 def _is_float(value: Any) -> bool:

@@ -11,6 +11,7 @@ import torch
 
 from blendrag.attention.runs import dense_attention
 from blendrag.engine.compat.model import (
+    ForwardEnded,
     exactly_kept,
     heads_of,
     layer_context,
@@ -89,6 +90,8 @@ def _own_forward(decoder: Decoder, cache: PagedCache, ours: torch.Tensor, begin:
         raw_key, our_value = decoder.kv[layer].loaded(*ours[layer].unbind())
         moved = decoder.rotate_keys(layer, there, raw_key.clone())
         errors.extend((relative_error(moved, key), relative_error(our_value, value)))
+        if layer == decoder.num_layers - 1:
+            raise ForwardEnded
         pages.write(layer, places, key, value)
         return pages.attend(layer, query, addresses)
 

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import Qwen3NextConfig
+from transformers import Gemma4TextConfig, Qwen3NextConfig
 
+from blendrag.engine.compat import start
 from blendrag.engine.compat.start import fitting_connector
 from blendrag.errors import ConfigError
 from blendrag.server.command import serve_command
@@ -30,6 +31,20 @@ def test_blended_model_has_ours(model_dir: Path) -> None:
 
 def test_hybrid_has_the_one_with_states(hybrid: str) -> None:
     assert fitting_connector({"model": hybrid}, OURS) == (OURS | {"kv_connector": "StatesConnector"}, "")
+
+
+@pytest.mark.parametrize("can_fail", [True, False])
+def test_layers_of_two_shapes_that_share_kv_are_kept_in_groups_or_not_by_us(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, can_fail: bool
+) -> None:
+    """Also where there is to be a tree: in one group, vLLM does not start with them."""
+    monkeypatch.setattr(start, "CAN_FAIL", can_fail)
+    Gemma4TextConfig(architectures=["Gemma4ForCausalLM"], num_kv_shared_layers=20).save_pretrained(tmp_path)
+    connector, why = fitting_connector({"model": str(tmp_path)}, OURS)
+    if can_fail:
+        assert (connector, why) == (OURS | {"kv_connector": "GroupsConnector"}, "")
+    else:
+        assert connector is None and "share KV of several shapes" in why
 
 
 def test_server_of_a_hybrid_asks_for_a_tree(hybrid: str) -> None:

@@ -85,6 +85,8 @@ PUBLISHED = {
         60,
         of_config(16, 256, global_head_dim=512, num_global_key_value_heads=4, attention_k_eq_v=True),
     ),
+    "Gemma 4 E2B": (35 - 20, of_config(1, 256, global_head_dim=512)),
+    "Gemma 4 E4B": (42 - 18, of_config(2, 256, global_head_dim=512)),
     "GLM 4.7 Flash": (47, DEEPSEEK),
     "DeepSeek V3, R1, Kimi K2": (61, DEEPSEEK),
 }
@@ -122,6 +124,13 @@ def test_configuration_tells_the_shape_that_the_layers_have(
     config: Mapping[str, Any], layers: list[LayerKV], shape: HeadShape
 ) -> None:
     assert kv_shape(config) == stored_shape(layers) == shape
+
+
+def test_layers_that_read_the_kv_of_others_are_not_stored(tmp_path: Path) -> None:
+    of_text = {**GEMMA, "hidden_size": 1536, "num_hidden_layers": 35, "num_kv_shared_layers": 20}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma4", "text_config": of_text}))
+    save_file({"weights": np.zeros(1)}, tmp_path / "model.safetensors")
+    assert kv_identity(Settings.load(model=str(tmp_path)), tmp_path).num_layers == 15
 
 
 def test_configuration_that_leaves_out_what_its_class_has_is_read_with_it(tmp_path: Path) -> None:

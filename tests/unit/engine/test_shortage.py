@@ -54,6 +54,9 @@ def test_layers_with_windows_count_with_their_last_one(model_dir: Path, tmp_path
     whole, kept = prompt(model_dir), prompt(made)
     assert kept * 2 * 8192 == whole * (8192 + 1024 + 512)
     assert prompt(made, disable_hybrid_kv_cache_manager=True) == whole
+    shared = {"num_kv_shared_layers": 2}  # one of each kind
+    (made / "config.json").write_text(json.dumps(config | windows | shared))
+    assert prompt(made) * len(kinds) == kept * (len(kinds) - 2), "they read the KV of others"
 
 
 @pytest.mark.parametrize(

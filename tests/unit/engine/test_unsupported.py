@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -50,7 +51,7 @@ def reason(
     return unsupported_reason(config, runner(spec, block_size), one)
 
 
-def attention_layer(config: Any, rope: dict[str, Any] = ROPE) -> Any:
+def attention_layer(config: Any, rope: dict[str, Any] = ROPE, number: int = 0) -> Any:
     layer = torch.nn.Module()
     with set_current_vllm_config(config):
         layer.attn = Attention(
@@ -59,7 +60,7 @@ def attention_layer(config: Any, rope: dict[str, Any] = ROPE) -> Any:
             0.1,
             num_kv_heads=HEADS,
             cache_config=config.cache_config,
-            prefix="model.layers.0.attn",
+            prefix=f"model.layers.{number}.attn",
         )
         layer.rotary = get_rope(SIZE, max_position=512, rope_parameters=rope)
     return layer
@@ -112,6 +113,29 @@ def test_cache_with_a_scale_per_token_is_refused(model_dir: Path) -> None:
         made, runner(FULL, 128), SimpleNamespace(model=SimpleNamespace(layers=[layer]))
     )
     assert "is not known (kv_cache_dtype fp8_per_token_head)" in (found or "")
+
+
+@pytest.mark.parametrize(
+    ("sharing", "by_config", "said"),
+    [
+        ((), 0, None),
+        ((1, 2), 2, None),
+        ((1, 2), 0, "2 of its layers read the KV of others, and by its config.json 0"),
+        ((), 2, "0 of its layers read the KV of others, and by its config.json 2"),
+        ((1,), 0, "layer 1: its attention is not plain"),
+    ],
+)
+def test_layers_share_kv_where_only_the_last_ones_do_as_their_configuration_says(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch, sharing: Sequence[int], by_config: int, said: str | None
+) -> None:
+    made = config(model_dir)
+    text = made.model_config.hf_text_config
+    monkeypatch.setattr(text, "num_kv_shared_layers", by_config, raising=False)
+    layers = [attention_layer(made, number=number) for number in range(3)]
+    for number in sharing:
+        layers[number].attn.kv_sharing_target_layer_name = "model.layers.0.attn"
+    found = unsupported_reason(made, runner(FULL, 128), SimpleNamespace(model=SimpleNamespace(layers=layers)))
+    assert (said in (found or "")) if said else found is None
 
 
 def test_key_whose_angle_hangs_on_the_length_of_the_prompt_is_refused(model_dir: Path) -> None:
