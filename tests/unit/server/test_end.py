@@ -18,6 +18,8 @@ import pytest
 
 from places import ROOT
 
+pytestmark = pytest.mark.xdist_group("end")  # one process that imports vLLM
+
 ALLOWED_S = 6
 
 SERVER = """
