@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from blendrag.engine.client.generation import Sampling
-from blendrag.engine.compat.connector import least_rows
 from workbench import Bench, Prompt, distance, divergence
 
 pytestmark = pytest.mark.engine
@@ -73,31 +72,12 @@ def _full_reuse(model_dir: Path, prompt: Prompt) -> torch.Tensor:
     return torch.log_softmax(logits, -1)
 
 
-def test_ratio_0_is_the_selector_none(bench: Bench) -> None:
-    prompt = bench.prompt(bench.pieces[:4])
-    zero, none = bench.blended(prompt, TEXT, ratio=0.0), bench.blended(prompt, TEXT, selector="none")
-    assert zero.token_ids == none.token_ids
-    assert zero.logprobs == none.logprobs
-
-
 @pytest.mark.parametrize("ratio", [0.0, 0.15, 1.0])
 def test_one_chunk_at_position_0_is_plain_prefix_reuse_at_any_ratio(bench: Bench, ratio: float) -> None:
     prompt = Prompt().cached(bench.pieces[3]).fresh(bench.encode("\n\nThe package is"))
     full, blended = bench.plain(prompt, TEXT), bench.blended(prompt, TEXT, ratio=ratio)
     assert distance(full, blended) < CLOSE
     assert blended.token_ids == full.token_ids
-
-
-def test_layer_0_does_not_deviate_and_deeper_layers_do(bench: Bench) -> None:
-    ids = [token for piece in bench.pieces[:3] for token in piece.token_ids]
-    check = bench.engine.call("selfcheck", ids, 96)
-    assert check["layer0_deviation"] == 0.0
-    assert check["deeper_deviation"] > 0.01
-
-
-def test_scattered_tokens_do_not_see_the_future(bench: Bench) -> None:
-    ids = list(bench.pieces[0].token_ids)
-    assert bench.engine.call("selfcheck", ids, 32)["mask_error"] < 1e-4
 
 
 def test_divergence_from_full_prefill_falls_with_the_ratio(bench: Bench) -> None:
@@ -113,24 +93,6 @@ def test_divergence_from_full_prefill_falls_with_the_ratio(bench: Bench) -> None
     means = [sums[ratio] for ratio in ratios]
     assert all(later <= earlier + 0.005 for earlier, later in itertools.pairwise(means)), means
     assert means[-1] < 1e-4 < means[0], means
-
-
-@pytest.mark.parametrize("selector", ["hkvd", "gradual"])
-@pytest.mark.parametrize("metric", ["k", "kv"])
-def test_other_metrics_recompute_within_the_ratio(bench: Bench, selector: str, metric: str) -> None:
-    prompt = bench.prompt(bench.pieces[8:12])
-    report = bench.blended(prompt, selector=f"{selector}:metric={metric}", ratio=0.3).report
-    assert report is not None
-    assert report.cached == 4 * 96
-    ours = bench.recipe(prompt).claim(len(prompt.token_ids), bench.engine.facts.block_size, least_rows())
-    assert report.fresh + report.cached == ours
-    assert 0 < report.recomputed <= 0.32 * report.cached
-
-
-def test_several_check_layers_keep_to_the_ratio(bench: Bench) -> None:
-    prompt = bench.prompt(bench.pieces[8:12])
-    report = bench.blended(prompt, selector="hkvd:check_layers=1+3+7", ratio=0.2).report
-    assert report is not None and report.recomputed == round(0.2 * report.cached)
 
 
 def test_threshold_recomputes_less_than_its_cap_when_little_deviates(bench: Bench) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from blendrag.engine.wire.operations import Deleted
 from blendrag.engine.wire.recipe import Recipe
 from blendrag.errors import PromptTooLongError
 from blendrag.options import BlendOptions
+from blendrag.store.contexts import Chunk
 from workbench import Bench, Prompt, distance
 
 pytestmark = pytest.mark.engine
@@ -19,55 +21,44 @@ CLOSE = 2e-3
 TEXT = Sampling(max_tokens=16, logprobs=20)
 
 
-def check_against_full(bench: Bench, prompt: Prompt) -> None:
-    """At ratio 1 the answer is full prefill's; at a usual ratio the request is blended as well."""
+def cached(*pieces: Chunk) -> Prompt:
+    """With nothing between."""
+    prompt = Prompt()
+    for piece in pieces:
+        prompt = prompt.cached(piece)
+    return prompt
+
+
+def first_tokens(bench: Bench, piece: Chunk) -> Prompt:
+    head = bench.encode("Part:\n")
+    return Prompt((*head, *piece.token_ids[:50]), ((piece.key, len(head), 50),))
+
+
+# What a prompt is made of, from the stored pieces.
+SHAPES: dict[str, Callable[[Bench, list[Chunk]], Prompt]] = {
+    "reordered": lambda bench, pieces: bench.prompt(reversed(pieces[:5])),
+    "repeated": lambda bench, pieces: bench.prompt([*pieces[:2], pieces[0], pieces[0]]),
+    "no separator": lambda bench, pieces: cached(*pieces[:3]).fresh(bench.encode("\n\nIt")),
+    "and one token": lambda bench, pieces: cached(*pieces[:3]).fresh(bench.encode("?")[:1]),
+    "and nothing": lambda bench, pieces: cached(*pieces[:2]),
+    "the first tokens of a chunk": lambda bench, pieces: first_tokens(bench, pieces[4]).fresh(
+        bench.encode("\n\nThe package")
+    ),
+    "a tail longer than one fused prefill": lambda bench, pieces: bench.prompt(pieces[:2]).fresh(
+        [token for piece in pieces[10:14] for token in piece.token_ids]
+    ),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_prompt_of_any_shape_is_blended_and_at_ratio_1_full_prefills(bench: Bench, shape: str) -> None:
+    prompt = SHAPES[shape](bench, bench.pieces)
     full, exact = bench.plain(prompt, TEXT), bench.blended(prompt, TEXT, ratio=1.0)
     assert distance(full, exact) < CLOSE
     assert exact.token_ids == full.token_ids
     usual = bench.blended(prompt, TEXT)
     assert usual.report and usual.report.missing == {}
     assert 0 < usual.report.recomputed < usual.report.cached
-
-
-def test_reordered_chunks_are_moved_to_their_new_positions(bench: Bench) -> None:
-    check_against_full(bench, bench.prompt(reversed(bench.pieces[:5])))
-
-
-def test_a_repeated_chunk_is_there_twice(bench: Bench) -> None:
-    a, b = bench.pieces[:2]
-    check_against_full(bench, bench.prompt([a, b, a, a]))
-
-
-def test_neighbouring_chunks_need_no_separator(bench: Bench) -> None:
-    prompt = Prompt().cached(bench.pieces[0]).cached(bench.pieces[1]).cached(bench.pieces[2])
-    check_against_full(bench, prompt.fresh(bench.encode("\n\nIt")))
-
-
-def test_a_prompt_of_chunks_and_one_token(bench: Bench) -> None:
-    prompt = Prompt()
-    for piece in bench.pieces[:3]:
-        prompt = prompt.cached(piece)
-    check_against_full(bench, prompt.fresh(bench.encode("?")[:1]))
-
-
-def test_a_prompt_of_chunks_only_leaves_the_engine_its_last_tokens(bench: Bench) -> None:
-    prompt = Prompt().cached(bench.pieces[0]).cached(bench.pieces[1])
-    full, exact = bench.plain(prompt, TEXT), bench.blended(prompt, TEXT, ratio=1.0)
-    assert distance(full, exact) < CLOSE
-    assert exact.token_ids == full.token_ids
-
-
-def test_the_first_tokens_of_a_chunk_are_reused_alone(bench: Bench) -> None:
-    key, ids = bench.pieces[4].key, bench.pieces[4].token_ids
-    head = Prompt().fresh(bench.encode("Part:\n"))
-    prompt = Prompt((*head.token_ids, *ids[:50]), ((key, len(head.token_ids), 50),))
-    check_against_full(bench, prompt.fresh(bench.encode("\n\nThe package")))
-
-
-def test_a_fresh_tail_longer_than_one_fused_prefill_is_left_to_the_engine(bench: Bench) -> None:
-    tail = [token for piece in bench.pieces[10:14] for token in piece.token_ids]
-    prompt = bench.prompt(bench.pieces[:2]).fresh(tail)
-    check_against_full(bench, prompt)
 
 
 def test_a_chunk_never_stored_is_computed_and_reported(bench: Bench) -> None:

@@ -34,7 +34,7 @@ def assert_same(one: Delta, other: Delta, rounding: float) -> None:
     assert distance(one, other) <= rounding
 
 
-@pytest.fixture(params=[0, 13], ids=["ends with a block", "ends inside a block"])
+@pytest.fixture(scope="module", params=[0, 13], ids=["ends with a block", "ends inside a block"])
 def prompt(bench: Bench, request: pytest.FixtureRequest) -> Prompt:
     """Five documents, the last of which ends as the name says."""
     whole = bench.prompt(bench.pieces[:5])
@@ -43,7 +43,7 @@ def prompt(bench: Bench, request: pytest.FixtureRequest) -> Prompt:
     return Prompt((*opening, *whole.token_ids), spans)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def rounding(bench: Bench, prompt: Prompt) -> float:
     """What the engine's own prefill of the prompt and prefix hits differ by, which have fewer rows in a step:
     nothing, where the processor's kernels round a row alike however many there are beside it."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from blendrag.engine.compat.connector import least_rows
 from blendrag.engine.wire.report import BlendReport
 from blendrag.select import SELECTORS
 from blendrag.select.interface import budget
@@ -19,17 +20,22 @@ RATIO = 0.2
 CHUNKS, LENGTH = 4, 96
 CACHED = CHUNKS * LENGTH
 EXACT = ["hkvd", "query", "random"]
+METRICS = [f"hkvd:metric={metric}" for metric in ("k", "kv")]
 UNKNOWN = "Nobody has stored this sentence."
 CLOSE = 2e-3  # float32, two orders of the same sums
 
 
 def report_of(bench: Bench, **options: Any) -> BlendReport:
-    report = bench.blended(bench.prompt(bench.pieces[8 : 8 + CHUNKS]), **options).report
+    prompt = bench.prompt(bench.pieces[8 : 8 + CHUNKS])
+    report = bench.blended(prompt, **options).report
     assert report is not None and report.cached == CACHED
+    claimed = bench.recipe(prompt).claim(len(prompt.token_ids), bench.engine.facts.block_size, least_rows())
+    assert report.fresh + report.cached == claimed
     return report
 
 
-@pytest.mark.parametrize(("name", "ratio"), [*((name, RATIO) for name in EXACT), ("query", 0.02)])
+@pytest.mark.parametrize("name", [*EXACT, *METRICS, "hkvd:check_layers=1+3+7"])
+@pytest.mark.parametrize("ratio", [RATIO, 0.02])
 def test_selectors_recompute_exactly_their_budget(bench: Bench, name: str, ratio: float) -> None:
     assert report_of(bench, selector=name, ratio=ratio).recomputed == budget(CACHED, ratio)
 
@@ -44,8 +50,9 @@ def test_selectors_that_round_by_chunk_or_know_no_ratio_keep_to_that(
     assert report_of(bench, selector=name, ratio=RATIO).recomputed == expected
 
 
-def test_gradual_recomputes_the_ratio_on_average(bench: Bench) -> None:
-    recomputed = report_of(bench, selector="gradual", ratio=RATIO).recomputed
+@pytest.mark.parametrize("name", ["gradual", "gradual:metric=k", "gradual:metric=kv"])
+def test_gradual_recomputes_the_ratio_on_average(bench: Bench, name: str) -> None:
+    recomputed = report_of(bench, selector=name, ratio=RATIO).recomputed
     assert recomputed == pytest.approx(budget(CACHED, RATIO), abs=2)  # each layer's share is rounded
 
 

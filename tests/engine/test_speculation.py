@@ -20,11 +20,25 @@ pytestmark = pytest.mark.engine
 QUESTION = "What are these about?"
 
 
+Stored = tuple[Settings, Path]
+
+
+@pytest.fixture(scope="module")
+def stored(
+    bench: Bench, engine_options: dict[str, Any], texts: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> Stored:
+    settings = Settings.load(**{**engine_options, "max_tokens": 24}, min_cached_tokens=16)
+    filled = Chat(settings, tmp_path_factory.mktemp("stored") / "kv")
+    filled.collection("kb").add({str(at): text for at, text in enumerate(texts)})
+    filled.close()
+    return settings, filled.kv_dir
+
+
 @pytest.fixture
-def chat(bench: Bench, engine_options: dict[str, Any], texts: list[str], tmp_path: Path) -> Iterator[Chat]:
-    settings = Settings.load(**{**engine_options, "max_tokens": 24}, min_cached_tokens=16, outcome_log=True)
-    made = Chat(settings, tmp_path / "kv")
-    made.collection("kb").add({str(at): text for at, text in enumerate(texts)})
+def chat(stored: Stored) -> Iterator[Chat]:
+    """One that has begun no answer yet."""
+    settings, kv_dir = stored
+    made = Chat(settings.model_copy(update={"outcome_log": True}), kv_dir)
     yield made
     made.close()
 

@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,21 +32,20 @@ from blendrag.store.kv_reader import KVReader
 
 HEADS = 4
 _LIMIT_S = 120.0
+_ENDING = {"fails_alone", "checks_alone"}
 
 
-def on_two_ranks(folder: Path, *names: str) -> list[Any]:
-    """By rank, what the functions of these names give there; of one that ends without, its exit code."""
+def on_two_ranks(folder: Path, *names: str) -> list[dict[str, Any]]:
+    """By rank, what the functions of these names give there; of one that ended the rank, its exit code."""
     outs = [folder / f"answers {rank}" for rank in (0, 1)]
     words = [[__file__, str(out), str(folder / "meeting"), str(at), *names] for at, out in enumerate(outs)]
     ranks = [subprocess.Popen([sys.executable, *each]) for each in words]
     try:
-        codes = [rank.wait(_LIMIT_S) for rank in ranks]
+        assert [rank.wait(_LIMIT_S) for rank in ranks] == [0, 0]
     finally:
         for rank in ranks:
             rank.kill()
-    return [
-        json.loads(out.read_text()) if out.exists() else code for out, code in zip(outs, codes, strict=True)
-    ]
+    return [json.loads(out.read_text()) for out in outs]
 
 
 class Group:
@@ -216,8 +216,23 @@ def checks_unknown_structure(ranks: Ranks) -> str | None:
     return selfcheck.unfit_reason(None, SimpleNamespace(by_kernel=False, rounds=False), ranks)  # type: ignore[arg-type]
 
 
+def _in_a_fork(out: str, meeting: str, rank: int, name: str) -> int:
+    """What a rank does that may end it, in a process of its own: its exit code."""
+    if not (child := os.fork()):
+        _answer(f"{out} {name}", f"{meeting} {name}", rank, [name])
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def _answer(out: str, meeting: str, rank: int, names: Sequence[str]) -> None:
+    ranks = SeveralRanks(Group(meeting, rank))
+    Path(out).write_text(json.dumps({name: globals()[name](ranks) for name in names}))
+
+
 if __name__ == "__main__":
     out, meeting, rank, *names = sys.argv[1:]
     torch.set_num_threads(1)
-    both = SeveralRanks(Group(meeting, int(rank)))
-    Path(out).write_text(json.dumps({name: globals()[name](both) for name in names}))
+    codes = {name: _in_a_fork(out, meeting, int(rank), name) for name in names if name in _ENDING}
+    _answer(out, meeting, int(rank), [name for name in names if name not in _ENDING])
+    left = {name: code or json.loads(Path(f"{out} {name}").read_text())[name] for name, code in codes.items()}
+    Path(out).write_text(json.dumps(json.loads(Path(out).read_text()) | left))

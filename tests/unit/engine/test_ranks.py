@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +15,8 @@ from several_ranks import on_two_ranks
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """By rank; all from the same two processes, as importing takes longer than the tests."""
-    names = ("agreements", "slices", "job", "has_no_room", "opens_alone", "checks_unknown_structure")
-    return on_two_ranks(tmp_path_factory.mktemp("ranks"), *names)
+    names = "agreements slices job has_no_room opens_alone checks_unknown_structure fails_alone checks_alone"
+    return on_two_ranks(tmp_path_factory.mktemp("ranks"), *names.split())
 
 
 def test_ranks_agree(answers: list[dict[str, Any]]) -> None:
@@ -44,8 +43,8 @@ def test_job_pauses_where_the_other_rank_does(answers: list[dict[str, Any]]) -> 
     assert first == second and first[-1] is True
 
 
-def test_rank_that_fails_alone_is_not_waited_for(tmp_path: Path) -> None:
-    assert on_two_ranks(tmp_path, "fails_alone") == [{"fails_alone": True}, 1]
+def test_rank_that_fails_alone_is_not_waited_for(answers: list[dict[str, Any]]) -> None:
+    assert [own["fails_alone"] for own in answers] == [True, 1]
 
 
 def test_prompt_that_one_rank_has_no_room_for_is_given_up_by_all(answers: list[dict[str, Any]]) -> None:
@@ -59,8 +58,10 @@ def test_store_that_one_rank_could_not_open_is_open_on_none(answers: list[dict[s
     assert [own["opens_alone"] for own in answers] == [both, both]
 
 
-def test_self_check_that_fails_on_one_rank_is_not_waited_for_by_the_others(tmp_path: Path) -> None:
-    assert on_two_ranks(tmp_path, "checks_alone") == [{"checks_alone": None}, 1]
+def test_self_check_that_fails_on_one_rank_is_not_waited_for_by_the_others(
+    answers: list[dict[str, Any]],
+) -> None:
+    assert [own["checks_alone"] for own in answers] == [None, 1]
 
 
 def test_structure_that_is_unknown_to_all_ranks_is_reported_by_all(answers: list[dict[str, Any]]) -> None:

@@ -154,12 +154,6 @@ def test_model_without_template_is_refused_by_name_of_the_cause(with_template: C
         render_chat(with_template(""), [{"role": "user", "content": "Hi"}])
 
 
-def test_template_that_refuses_messages_is_not_an_internal_error(with_template: Callable[[str], Any]) -> None:
-    refusing = with_template("{{ raise_exception('roles must alternate') }}")
-    with pytest.raises(ModelError, match="roles must alternate"):
-        render_chat(refusing, [{"role": "user", "content": "Hi"}])
-
-
 def test_spans_say_where_cached_segments_stand() -> None:
     plan = PromptPlan((Segment("a", (1,)), Segment("bc", (2, 3), "k"), Segment("d", (4,))))
     assert plan.spans == (("k", 1, 2),)

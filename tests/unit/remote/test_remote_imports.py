@@ -1,4 +1,4 @@
-"""A client's process stays small."""
+"""A process that only makes objects, or is a server's client, stays small."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ import blendrag
 from langchain_blendrag import BlendChroma, ChatBlend
 from llama_index.llms.blendrag import BlendChromaVectorStore, BlendLLM, warm
 
+ChatBlend()
+llm = BlendLLM(context_window=4096)
+assert llm.metadata.context_window == 4096 and llm.to_payload() and llm.to_dict()
 url = sys.argv[1]
 chat = blendrag.RemoteChat(url)
 chat.collection("documents").add({"sky": ["The sky is blue."]})

@@ -31,12 +31,6 @@ def plain_of(request: Any) -> str | None:
     return asyncio.run(door_of(type(request)).asked(request, None)).plain
 
 
-def test_completion_with_messages_is_no_chat() -> None:
-    """vLLM allows fields that it does not know. Planned by these, it would have KV of another prompt."""
-    assert door_of(type(read(CHAT))).path == "/v1/chat/completions"
-    assert door_of(type(read(COMPLETION))).path == "/v1/completions"
-
-
 @pytest.mark.parametrize("parts", [[], [IMAGE], [IMAGE, {"type": "x"}], [{"type": "text"}], ["text"]])
 def test_contents_can_be_read_again_after_they_were_looked_at(parts: list[Any]) -> None:
     """An iterator gives them once, to whoever comes first: images would not be seen."""

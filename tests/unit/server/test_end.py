@@ -1,26 +1,29 @@
-"""The end of a server as vLLM's launcher has it, in a process of its own, over a stand-in for its engine."""
+"""The end of a server as vLLM's launcher has it, over a stand-in for its engine. Each server is a process of
+its own, forked from one that has imported what it needs."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 from places import ROOT
 
+pytestmark = pytest.mark.xdist_group("end")  # one process that imports vLLM
+
 ALLOWED_S = 6
 
 SERVER = """
-import asyncio, sys, threading, time
+import asyncio, os, sys, threading, time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from fastapi import FastAPI
@@ -34,7 +37,7 @@ from blendrag.settings import Settings
 
 class LLM:
     errored, is_running, engine_core = False, True, None
-    vllm_config = SimpleNamespace(shutdown_timeout=int(sys.argv[2]))
+    vllm_config = SimpleNamespace(shutdown_timeout=int(sys.argv[1]))
     output_processor = SimpleNamespace(request_states={"endless": None})
     aborted = asyncio.Event()
 
@@ -45,9 +48,9 @@ class LLM:
         await asyncio.sleep(600)
 
     def shutdown(self, timeout=None):
-        print("the engine has ended", flush=True)
+        pass
 
-async def main():
+async def main(port):
     app, llm, requests = FastAPI(), LLM(), Requests()
     app.add_middleware(Gate, keys=None, limits=LIMITS, requests=requests)
     app.state.engine_client = llm
@@ -91,60 +94,86 @@ async def main():
     async def hangs():
         pool.submit(time.sleep, 600)
 
-    port = int(sys.argv[1])
     sock = create_server_socket(("127.0.0.1", port), reuse_port=False)
     ended = await serve_http(app, sock, host="127.0.0.1", port=port, log_level="error")
     llm.shutdown(timeout=1)
     await ended
 
-asyncio.run(main())
+for port in map(int, sys.stdin):
+    if not (server := os.fork()):
+        asyncio.run(main(port))
+        os._exit(0)
+    print(server, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(server, 0)[1]), flush=True)
 """
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+class Server(psutil.Process):
+    """One of the ``parent``'s."""
+
+    def __init__(self, parent: subprocess.Popen[str]) -> None:
+        assert parent.stdin is not None and parent.stdout is not None
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        print(port, file=parent.stdin, flush=True)
+        super().__init__(int(parent.stdout.readline()))
+        self._said = parent.stdout
+        self.client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60)
+
+    def ended(self) -> int:
+        """Its exit code, when it has ended."""
+        return int(self._said.readline())
+
+
+@pytest.fixture(scope="module")
+def parent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
-        [sys.executable, "-c", SERVER, str(port), str(ALLOWED_S)],
-        stdout=(tmp_path / "log").open("w"),
-        stderr=subprocess.STDOUT,
+        [sys.executable, "-c", SERVER, str(ALLOWED_S)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=(tmp_path_factory.mktemp("end") / "log").open("w"),
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         text=True,
     )
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
-        deadline = time.monotonic() + 240
-        while time.monotonic() < deadline and process.poll() is None:
-            try:
-                client.get("/health")
-                break
-            except httpx.TransportError:
-                time.sleep(0.2)
-        yield process, client
+    yield process
     process.kill()
     process.wait()
 
 
-def test_answers_end_and_new_requests_are_refused(server: tuple[subprocess.Popen[str], httpx.Client]) -> None:
-    process, client = server
+@pytest.fixture
+def server(parent: subprocess.Popen[str]) -> Iterator[Server]:
+    made = Server(parent)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        try:
+            made.client.get("/health")
+            break
+        except httpx.TransportError:
+            time.sleep(0.05)
+    yield made
+    made.client.close()
+    with contextlib.suppress(psutil.NoSuchProcess):
+        made.kill()
+
+
+def test_answers_end_and_new_requests_are_refused(server: Server) -> None:
+    client = server.client
     with ThreadPoolExecutor(10) as pool:
         streams = [pool.submit(client.get, f"/stream/{name}") for name in ["short", "endless"] * 4]
         time.sleep(0.5)
-        process.send_signal(signal.SIGTERM)
+        server.terminate()
         time.sleep(0.3)
         assert client.get("/health").status_code == 503
-        assert process.poll() is None
+        assert server.is_running()
         for one in streams:
             assert one.result().text.endswith(" the end")
-    assert process.wait(60) == 0
+    assert server.ended() == 0
 
 
 @pytest.mark.parametrize("what", ["unread", "calls", "hangs"])
-def test_what_does_not_end_holds_up_no_server(
-    server: tuple[subprocess.Popen[str], httpx.Client], what: str
-) -> None:
+def test_what_does_not_end_holds_up_no_server(server: Server, what: str) -> None:
     """A client that does not read, a call that waits for the engine, and a thread of its own."""
-    process, client = server
+    client = server.client
     with ThreadPoolExecutor(1) as pool:
         if what == "unread":
             held = socket.create_connection((client.base_url.host, client.base_url.port or 0))
@@ -153,8 +182,8 @@ def test_what_does_not_end_holds_up_no_server(
             asked = pool.submit(client.get, f"/{what}")
         time.sleep(0.5)
         begun = time.monotonic()
-        process.send_signal(signal.SIGTERM)
-        process.wait(60)
+        server.terminate()
+        server.ended()
         assert time.monotonic() - begun < 4 * ALLOWED_S
         if what == "unread":
             held.close()

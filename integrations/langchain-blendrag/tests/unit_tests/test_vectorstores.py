@@ -12,7 +12,6 @@ import chromadb
 import pytest
 from langchain_chroma import Chroma
 from langchain_core.documents import Document
-from langchain_core.vectorstores import VectorStore
 
 from blendrag.errors import ConfigError, EngineError
 from langchain_blendrag import BlendChroma, ChatBlend
@@ -42,35 +41,24 @@ def documents(texts: list[str] = TEXTS, **metadata: Any) -> list[Document]:
 # -- adding -----------------------------------------------------------------------------------------------
 
 
-async def test_every_way_of_adding_warms_documents(
-    store: BlendChroma, recorder: Any, embeddings: Any, recorded_llm: ChatBlend
+async def test_every_way_of_making_a_filled_store_warms_its_documents(
+    recorder: Any, embeddings: Any, recorded_llm: ChatBlend
 ) -> None:
-    fresh: dict[str, Any] = {"client": chromadb.EphemeralClient(), "llm": recorded_llm}
-
-    def name() -> str:
-        return f"c{uuid.uuid4().hex}"
-
-    ways: dict[str, Callable[[list[str]], Any]] = {
-        "add_texts": lambda texts: store.add_texts(text for text in texts),
-        "add_documents": lambda texts: store.add_documents(documents(texts)),
-        "aadd_texts": store.aadd_texts,
-        "aadd_documents": lambda texts: store.aadd_documents(documents(texts)),
-        "retriever": lambda texts: store.as_retriever().add_documents(documents(texts)),
-        "from_texts": lambda texts: BlendChroma.from_texts(
-            texts, embeddings, collection_name=name(), **fresh
+    ways: dict[str, Callable[..., Any]] = {
+        "texts": BlendChroma.from_texts,
+        "documents": lambda texts, *args, **fresh: BlendChroma.from_documents(
+            documents(texts), *args, **fresh
         ),
-        "from_documents": lambda texts: BlendChroma.from_documents(
-            documents(texts), embeddings, collection_name=name(), **fresh
-        ),
-        "afrom_texts": lambda texts: BlendChroma.afrom_texts(
-            texts, embeddings, collection_name=name(), **fresh
-        ),
+        "awaited": BlendChroma.afrom_texts,
     }
-    for way, add in ways.items():
-        result = add([f"{way}: {text}" for text in TEXTS])
+    client = chromadb.EphemeralClient()
+    for way, fill in ways.items():
+        texts = [f"{way}: {text}" for text in TEXTS]
+        name = f"c{uuid.uuid4().hex}"
+        result = fill(texts, embeddings, collection_name=name, client=client, llm=recorded_llm)
         if hasattr(result, "__await__"):
             await result
-        assert {f"{way}: {text}" for text in TEXTS} <= recorder.kept, way
+        assert set(texts) <= recorder.kept, way
     assert recorder.tokens > 0 and recorder.starts == 1
 
 
@@ -115,17 +103,6 @@ def test_failure_in_the_middle_keeps_the_batches_before_it(
     with pytest.raises(KeyboardInterrupt):
         store.add_texts(texts)
     assert recorder.kept == set(texts[:20]) == set(store.get()["documents"])
-
-
-def test_documents_stored_without_kv_are_mentioned(store: BlendChroma, recorder: Any) -> None:
-    recorder.fails = True
-    with pytest.raises(EngineError) as failed:
-        store.add_texts(TEXTS)
-    assert "stored" in failed.value.__notes__[0] and "sync()" in failed.value.__notes__[0]
-    assert set(store.get()["documents"]) == set(TEXTS) and not recorder.kept
-    recorder.fails = False
-    report = store.sync()
-    assert recorder.kept == set(TEXTS) and report.chunks == report.unchanged == 3
 
 
 def test_picture_has_no_kv(store: BlendChroma, recorder: Any, tmp_path: Path) -> None:
@@ -261,34 +238,6 @@ def test_sync_sees_every_page(make: Any, recorder: Any, recorded_llm: Any) -> No
 
 
 # -- searching --------------------------------------------------------------------------------------------
-
-SEARCHES: dict[str, Callable[[VectorStore], Any]] = {
-    "similarity_search": lambda s: s.similarity_search(TEXTS[0], k=2),
-    "similarity_search_with_score": lambda s: s.similarity_search_with_score(TEXTS[0], k=2),
-    "with_relevance_scores": lambda s: s.similarity_search_with_relevance_scores(TEXTS[0], k=2),
-    "by_vector": lambda s: s.similarity_search_by_vector([0.1] * 6, k=2),
-    "mmr": lambda s: s.max_marginal_relevance_search(TEXTS[0], k=2, fetch_k=3),
-    "mmr by_vector": lambda s: s.max_marginal_relevance_search_by_vector([0.1] * 6, k=2, fetch_k=3),
-    "search": lambda s: s.search(TEXTS[0], "mmr", k=2),
-    "retriever": lambda s: s.as_retriever(search_kwargs={"k": 2}).invoke(TEXTS[0]),
-    "asimilarity_search": lambda s: s.asimilarity_search(TEXTS[0], k=2),
-    "asimilarity_search_with_score": lambda s: s.asimilarity_search_with_score(TEXTS[0], k=2),
-    "awith_relevance_scores": lambda s: s.asimilarity_search_with_relevance_scores(TEXTS[0], k=2),
-    "aby_vector": lambda s: s.asimilarity_search_by_vector([0.1] * 6, k=2),
-    "ammr": lambda s: s.amax_marginal_relevance_search(TEXTS[0], k=2, fetch_k=3),
-    "aretriever": lambda s: s.as_retriever(search_kwargs={"k": 2}).ainvoke(TEXTS[0]),
-}
-
-
-@pytest.mark.filterwarnings("ignore:Relevance scores must be")  # random embeddings
-@pytest.mark.parametrize("search", SEARCHES)
-async def test_search_reads_ahead_what_it_found(store: BlendChroma, recorder: Any, search: str) -> None:
-    store.add_texts(TEXTS)
-    found = SEARCHES[search](store)
-    if hasattr(found, "__await__"):
-        found = await found
-    texts = [(one[0] if isinstance(one, tuple) else one).page_content for one in found]
-    assert len(texts) == 2 and recorder.prefetched == [texts]
 
 
 def test_search_starts_no_engine_and_opens_no_library(make: Any, recorder: Any, recorded_llm: Any,

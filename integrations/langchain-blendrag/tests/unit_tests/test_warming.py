@@ -1,4 +1,4 @@
-"""warm(): stores other than Chroma."""
+"""warm() and BlendChroma: what holds for every store, and for those that are not Chroma."""
 
 from __future__ import annotations
 
@@ -37,6 +37,15 @@ def store(plain: VectorStore, recorded_llm: ChatBlend) -> Any:
     return warm(plain, recorded_llm)
 
 
+@pytest.fixture(params=[InMemoryVectorStore, faiss_store, None], ids=["memory", "faiss", "chroma"])
+def any_store(
+    request: pytest.FixtureRequest, embeddings: Any, recorded_llm: ChatBlend, tmp_path: Path
+) -> Any:
+    if request.param is None:
+        return BlendChroma("things", embeddings, persist_directory=str(tmp_path), llm=recorded_llm)
+    return warm(request.param(embeddings), recorded_llm)
+
+
 def test_object_and_its_type_stay(plain: VectorStore, recorded_llm: ChatBlend, recorder: Any) -> None:
     base = type(plain)
     store = warm(plain, recorded_llm)
@@ -47,7 +56,8 @@ def test_object_and_its_type_stay(plain: VectorStore, recorded_llm: ChatBlend, r
     assert again is store and type(store).__bases__[-1] is base
 
 
-async def test_every_way_of_adding_warms_documents(store: Any, recorder: Any, embeddings: Any) -> None:
+async def test_every_way_of_adding_warms_documents(any_store: Any, recorder: Any, embeddings: Any) -> None:
+    store = any_store
     ways: dict[str, Callable[[list[str]], Any]] = {
         "add_texts": store.add_texts,
         "named": lambda texts: store.add_texts(texts=texts),
@@ -56,8 +66,9 @@ async def test_every_way_of_adding_warms_documents(store: Any, recorder: Any, em
         "aadd_documents": lambda texts: store.aadd_documents(documents=[Document(text) for text in texts]),
         "retriever": lambda texts: store.as_retriever().add_documents([Document(text) for text in texts]),
     }
-    if isinstance(store, FAISS):  # LangChain's in-memory store adds nothing from a generator
+    if not isinstance(store, InMemoryVectorStore):  # which adds nothing from a generator
         ways["generator"] = lambda texts: store.add_texts(text for text in texts)
+    if isinstance(store, FAISS):
         ways["add_embeddings"] = lambda texts: store.add_embeddings(
             zip(texts, embeddings.embed_documents(texts), strict=True)
         )
@@ -68,6 +79,7 @@ async def test_every_way_of_adding_warms_documents(store: Any, recorder: Any, em
             await result
         added |= {f"{way}: {text}" for text in TEXTS}
         assert recorder.kept == added, way
+    assert recorder.tokens > 0 and recorder.starts == 1
     assert len(recorder.prefilled) == len(added) and store.sync().unchanged == len(added)
 
 
@@ -125,40 +137,39 @@ def test_deletion_without_ids_keeps_the_kv_of_what_is_there(
 SEARCHES: dict[str, Callable[[Any], Any]] = {
     "similarity_search": lambda s: s.similarity_search(TEXTS[0], k=2),
     "with_score": lambda s: s.similarity_search_with_score(TEXTS[0], k=2),
+    "with_relevance_scores": lambda s: s.similarity_search_with_relevance_scores(TEXTS[0], k=2),
     "by_vector": lambda s: s.similarity_search_by_vector([0.1] * 6, k=2),
     "mmr": lambda s: s.max_marginal_relevance_search(TEXTS[0], k=2, fetch_k=3),
-    "retriever": lambda s: s.as_retriever(search_type="mmr", search_kwargs={"k": 2}).invoke(TEXTS[0]),
+    "mmr by_vector": lambda s: s.max_marginal_relevance_search_by_vector([0.1] * 6, k=2, fetch_k=3),
+    "search": lambda s: s.search(TEXTS[0], "mmr", k=2),
+    "retriever": lambda s: s.as_retriever(search_kwargs={"k": 2}).invoke(TEXTS[0]),
+    "mmr retriever": lambda s: s.as_retriever(search_type="mmr", search_kwargs={"k": 2}).invoke(TEXTS[0]),
     "asimilarity_search": lambda s: s.asimilarity_search(TEXTS[0], k=2),
     "awith_score": lambda s: s.asimilarity_search_with_score(TEXTS[0], k=2),
+    "awith_relevance_scores": lambda s: s.asimilarity_search_with_relevance_scores(TEXTS[0], k=2),
     "aby_vector": lambda s: s.asimilarity_search_by_vector([0.1] * 6, k=2),
     "ammr": lambda s: s.amax_marginal_relevance_search(TEXTS[0], k=2, fetch_k=3),
     "aretriever": lambda s: s.as_retriever(search_kwargs={"k": 2}).ainvoke(TEXTS[0]),
 }
 
 
+@pytest.mark.filterwarnings("ignore:Relevance scores must be")  # random embeddings
 @pytest.mark.parametrize("search", SEARCHES)
-async def test_search_reads_ahead_what_it_found(store: Any, recorder: Any, search: str) -> None:
-    store.add_texts(TEXTS)
-    found = SEARCHES[search](store)
-    if hasattr(found, "__await__"):
-        found = await found
-    texts = [(one[0] if isinstance(one, tuple) else one).page_content for one in found]
-    assert len(texts) == 2 and recorder.prefetched == [texts]
-
-
-@pytest.mark.parametrize("search", SEARCHES)
-async def test_search_leaves_documents_in_the_order_of_the_model(
-    store: Any, recorded_llm: Any, search: str, monkeypatch: pytest.MonkeyPatch
+async def test_search_reads_ahead_what_it_found_and_puts_it_in_the_order_of_the_model(
+    any_store: Any, recorder: Any, recorded_llm: Any, search: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store.add_texts(TEXTS)
+    if "relevance" in search and isinstance(any_store, InMemoryVectorStore):
+        pytest.skip("LangChain's store in memory has no relevance scores")
+    any_store.add_texts(TEXTS)
     texts: list[list[str]] = []
     for backwards in (False, True):
         if backwards:
             monkeypatch.setattr(type(recorded_llm.chat), "order", lambda self, texts: range(len(texts))[::-1])
-        found = SEARCHES[search](store)
+        found = SEARCHES[search](any_store)
         found = await found if hasattr(found, "__await__") else found
         texts.append([(one[0] if isinstance(one, tuple) else one).page_content for one in found])
-    assert texts[1] == texts[0][::-1]
+    assert len(texts[0]) == 2 and texts[1] == texts[0][::-1]
+    assert len(recorder.prefetched) == 2 and recorder.prefetched[0] == texts[0]
 
 
 def test_stores_keep_the_documents_of_others(recorder: Any, embeddings: Any, recorded_llm: Any) -> None:
@@ -194,14 +205,15 @@ def test_store_that_was_full_before_is_warmed_by_sync(
     assert store.sync().added == 3 and recorder.kept == set(TEXTS)
 
 
-def test_documents_stored_without_kv_are_mentioned(store: Any, recorder: Any) -> None:
+def test_documents_stored_without_kv_are_mentioned(any_store: Any, recorder: Any) -> None:
     recorder.fails = True
     with pytest.raises(EngineError) as failed:
-        store.add_texts(TEXTS)
-    assert "sync()" in failed.value.__notes__[0] and len(store.similarity_search("sea")) == 3
+        any_store.add_texts(TEXTS)
+    assert "stored" in failed.value.__notes__[0] and "sync()" in failed.value.__notes__[0]
+    assert len(any_store.similarity_search("sea")) == 3 and not recorder.kept
     recorder.fails = False
-    store.sync()
-    assert recorder.kept == set(TEXTS)
+    report = any_store.sync()
+    assert recorder.kept == set(TEXTS) and report.chunks == report.unchanged == 3
 
 
 class Unlisted(VectorStore):
