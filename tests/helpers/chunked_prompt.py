@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from blendrag.control.guard import LoadGuard
 from blendrag.engine.blend.blending import Choices, RequestBlend
 from blendrag.engine.forward.prompt_forward import LoadedModel
 from blendrag.engine.forward.slices import Pace, exhaust
@@ -44,6 +45,7 @@ class ChunkedPrompt:
         choices: Choices | None = None,
         idle: bool = True,
         block_ids: Sequence[Sequence[int]] = (BLOCK_IDS,),
+        guard: LoadGuard | None = None,
     ) -> BlendReport:
         """written: so many of its first tokens are there already. idle: not beside answers, in small
         pieces. block_ids: in each group of layers."""
@@ -57,6 +59,7 @@ class ChunkedPrompt:
         pace = Pace()
         pace.begin(60.0, idle=idle)
         try:
-            return exhaust(RequestBlend(model, LayerLoader(4), store, order, None, pace, None, choices).run())
+            told = None, pace, None, choices, guard
+            return exhaust(RequestBlend(model, LayerLoader(4), store, order, *told).run())
         finally:
             store.close()

@@ -247,7 +247,10 @@ class RequestBlend:
         chunks = chunks[len(there) :]
         if not chunks:
             return there
-        costs = [ChunkCost(span.length, opened.head.own_bytes, opened.tier.name) for span, opened in chunks]
+        costs = [
+            ChunkCost(span.length, round(self._reads(opened) * opened.head.own_bytes), opened.tier.name)
+            for span, opened in chunks
+        ]
         begin = _first_needed(written, [span for span, _ in chunks])
         fresh = len(self._order.token_ids) - begin - sum(span.length for span, _ in chunks)
         decision = self._ranks.choose(
@@ -268,9 +271,15 @@ class RequestBlend:
         loads: Counter[Tier] = Counter()
         left = 0
         for span, opened in chunks:
-            loads[opened.tier] += opened.head.tokens
+            loads[opened.tier] += round(self._reads(opened) * opened.head.tokens)
             left += max(0, span.end - max(span.start, self._order.written))
         return self._guard.refuses(loads, left)
+
+    def _reads(self, opened: Opened) -> float:
+        """Return how often a record is read: of what the engine gives up, every layer comes once more behind
+        the question's pass, unless it was kept."""
+        again = len(self._given_up) if self._asks and not self._kv.replicas.wants(opened) else 0
+        return 1 + again / self._model.decoder.num_layers
 
     def _decide(self, controller: Controller, costs: Sequence[ChunkCost], fresh: int) -> Decision | str:
         """Return the controller's decision, or why there is none: its advice is not worth a request."""

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
+from blendrag.control.guard import LoadGuard
 from blendrag.engine.blend.blending import Choices
 from blendrag.engine.compat.groups import LayerGroup
 from blendrag.engine.compat.model import cache_of
 from blendrag.engine.wire.report import BlendReport
 from blendrag.options import BlendOptions
+from blendrag.store.tiers import Tier
 from chunked_prompt import ChunkedPrompt
 from connector_halves import needs_groups
 from small_decoder import BLOCKS, WINDOW, small_model
@@ -51,11 +53,11 @@ class Rig:
 
     def blend(
         self, tables: Sequence[list[int]], options: BlendOptions, written: int = 0, idle: bool = True,
-        choices: Choices | None = None,
+        choices: Choices | None = None, guard: LoadGuard | None = None,
     ) -> BlendReport:  # fmt: skip
         self.blends += 1
         root = self.root / str(self.blends)
-        return self.prompt.blend(self.model, root, options, written, choices, idle, tables)
+        return self.prompt.blend(self.model, root, options, written, choices, idle, tables, guard)
 
     def pages(self, tables: Sequence[list[int]]) -> Iterator[torch.Tensor]:
         """What the engine has in its blocks, of each layer."""
@@ -97,6 +99,30 @@ def test_nobodys_blocks_are_written(rig: Rig, selector: str) -> None:
     for attention, group in zip(rig.model.cache.attentions, rig.model.cache.group, strict=True):
         others = sorted(set(range(BLOCKS)) - {block for block in rig.given_up[group] if block})
         assert cache_of(attention)[others].eq(GARBAGE).all()
+
+
+class Asked(LoadGuard):
+    """A guard that keeps what it is asked."""
+
+    def refuses(self, loads: Mapping[Tier, int], tokens: int) -> str | None:
+        self.read = sum(loads.values())
+        return super().refuses(loads, tokens)
+
+
+@torch.inference_mode()
+def test_guard_is_told_that_layers_with_windows_are_loaded_twice_where_the_question_is_read(rig: Rig) -> None:
+    tokens, share = (
+        sum(len(chunk.token_ids) for chunk in rig.prompt.chunks),
+        sum(rig.windowed) / len(rig.windowed),
+    )
+    guard, query = Asked(), BlendOptions(0.3, "query")
+    for tables, options, reads in [
+        (rig.given_up, query, 1 + share),
+        (rig.given_up, BlendOptions(0.3, "none"), 1),
+        (rig.tables, query, 1),
+    ]:
+        rig.blend(tables, options, guard=guard)
+        assert guard.read == pytest.approx(reads * tokens, abs=len(rig.prompt.chunks))
 
 
 @pytest.mark.parametrize("written", [BLOCK, 4 * BLOCK, 7 * BLOCK])
