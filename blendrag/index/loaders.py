@@ -116,7 +116,8 @@ def _resolve(item: Item) -> Path | Document:
         return Path(os.path.realpath(path))
     if isinstance(item, str) and _is_prose(item):
         return _resolve(Document(item))
-    raise SourceError(_not_found(str(item), Path(path)))
+    hint = _near(Path(path)) or ("; a text is given as Document(text=...)" if isinstance(item, str) else "")
+    raise SourceError(f"no such file or folder: {str(item)!r}{hint}")
 
 
 def _from_framework(item: Any) -> Path | Document:
@@ -136,7 +137,8 @@ def _is_prose(text: str) -> bool:
     return not looks_like_path and len(text.split()) >= 4
 
 
-def _not_found(named: str, path: Path) -> str:
+def _near(path: Path) -> str:
+    """Return the hint at what has a name like that of a path that does not exist."""
     missing, parent = "", Path(os.path.abspath(path))
     while not os.path.isdir(parent):
         missing, parent = parent.name, parent.parent
@@ -144,8 +146,7 @@ def _not_found(named: str, path: Path) -> str:
         match = difflib.get_close_matches(missing, os.listdir(parent), n=1)
     except OSError:
         match = []
-    hint = f"did you mean {str(parent / match[0])!r}?" if match else "a text is given as Document(text=...)"
-    return f"no such file or folder: {named!r}; {hint}"
+    return f"; did you mean {str(parent / match[0])!r}?" if match else ""
 
 
 # -- reading ---------------------------------------------------------------------------------------

@@ -181,6 +181,14 @@ def test_mistyped_folder_is_named_not_the_file_in_it(folder: Path) -> None:
         load_sources(str(folder.parent / "handbok" / "deep" / "file.md"))
 
 
+def test_only_who_may_have_meant_a_text_is_told_how_to_give_one(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"'travel'; a text is given as Document"):
+        load_sources("travel")
+    with pytest.raises(SourceError) as from_shell:
+        load_sources(tmp_path / "travel")
+    assert "Document" not in str(from_shell.value)
+
+
 @pytest.mark.parametrize("name", ["", "no-such-thing", "./a b c d", "~/x y z w", "bad\0name", "a" * 5000])
 def test_odd_names_are_user_errors(name: str) -> None:
     with pytest.raises(SourceError):
