@@ -45,9 +45,11 @@ def few_blocks(
     chunks: list[Chunk],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Bench]:
-    """Room for two prompts of 20 chunks."""
+    """Room for two prompts of 20 chunks. A blend takes one step, so that how long answers beside it become
+    does not depend on the processor."""
     arguments = engine_options.get("engine_args", {}) | {"num_gpu_blocks_override": BLOCKS}
-    settings = Settings.load(**engine_options | {"kv_budget": BUDGET, "engine_args": arguments})
+    own = {"kv_budget": BUDGET, "blend_share": 1.0, "engine_args": arguments}
+    settings = Settings.load(**engine_options | own)
     engine = lab_engine(settings)
     assert engine.facts.block_size == BLOCK
     bench = Bench(engine, tokenizer, identity, tmp_path_factory.mktemp("kb"), chunks).open()
