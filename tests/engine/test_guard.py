@@ -21,7 +21,7 @@ QUESTIONS = [
 def test_answer_over_a_slow_tier_is_that_of_full_prefill_from_the_fourth_prompt_on(
     model_dir: Path, tmp_path: Path
 ) -> None:
-    slow = {"kind": "disk", "throttle": 8_000_000}
+    slow = {"kind": "disk", "throttle": 3_000_000}  # where every processor prefills sooner
     options = {"max_model_len": 3072, "kv_cache_gib": 1, "dtype": "float32", "max_tokens": 12}
     with BlendIndex.open(tmp_path / "index", model=str(model_dir), tiers=[slow], **options) as index:
         index.ingest(EXAMPLES / "handbook", progress=False)
