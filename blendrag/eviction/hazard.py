@@ -68,8 +68,8 @@ class Hazard:
 
     @cached_property
     def levels(self) -> Callable[[Case], bytes]:
-        """What returns a chunk's level in each step, and one more, 0, for afterwards: [K + 1] of 0 to
-        TOP."""
+        """Return what computes a chunk's level in each step, and one more, 0, for afterwards: [K + 1] of 0
+        to TOP."""
         return lru_cache(_CASES)(self._computed)
 
     def rates(self, cases: Cases) -> Floats:

@@ -22,8 +22,7 @@ from blendrag.tree import Nodes, path_of
 from blendrag.tree.layout import NodeBlocks
 from blendrag.tree.store import NodeStore
 from blendrag.tree.tree import Tree
-from tree_tiers import tree_tiers
-from whole_tree import check_tree
+from stored_trees import check_tree, tree_tiers
 from workbench import FIRST, Bench, Open, Prompt, assert_adds_up, distance
 
 pytestmark = pytest.mark.engine

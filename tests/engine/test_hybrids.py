@@ -23,7 +23,7 @@ from blendrag.serving.prefill import PrefillReport
 from blendrag.serving.prefixes import Prefixes
 from blendrag.settings import Settings
 from model_shapes import SHAPES
-from tree_tiers import tree_tiers
+from stored_trees import tree_tiers
 
 pytestmark = [pytest.mark.own_engine, pytest.mark.nightly]
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from served import KB, TEXTS, Server, text_of
-from tree_tiers import tree_tiers
+from stored_trees import tree_tiers
 
 pytestmark = [
     pytest.mark.own_engine,

@@ -12,7 +12,7 @@ import pytest
 
 from blendrag import Answer, BlendIndex
 from blendrag.engine.client.engine import Engine
-from tree_tiers import tree_tiers
+from stored_trees import tree_tiers
 from workbench import real_texts
 
 pytestmark = [

@@ -72,7 +72,8 @@ def _report(config: Any) -> DoctorReport:
     from vllm.model_executor.model_loader import get_model
 
     from blendrag.engine.compat.groups import groups_of_runner
-    from blendrag.engine.compat.model import leave_rows_whole, output_weight, unsupported_reason
+    from blendrag.engine.compat.model import leave_rows_whole, output_weight
+    from blendrag.engine.compat.unsupported import unsupported_reason
     from blendrag.engine.forward.decoders import make_decoder
     from blendrag.engine.forward.paged import PagedCache
     from blendrag.engine.worker.selfcheck import mask_error, unfit_reason

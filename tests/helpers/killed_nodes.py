@@ -22,8 +22,8 @@ from blendrag.tree.layout import NodeBlocks
 from blendrag.tree.store import NodeStore, StoredNode
 from blendrag.tree.tree import Tree
 from killed import kill_one
+from stored_trees import check_tree
 from stores import IDENTITY
-from whole_tree import check_tree
 
 BLOCK, BYTES = 4, 1 << 16
 DOCUMENTS = {name: tuple(range(at, at + 6)) for at, name in zip((10, 20, 30, 40), "abcd", strict=True)}

@@ -1,10 +1,9 @@
-"""A loaded model: its layers, which of them can be blended, and its paged cache."""
+"""A loaded model: its layers, and its paged cache."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from importlib.util import find_spec
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -14,22 +13,12 @@ from vllm.forward_context import set_forward_context
 from vllm.model_executor.layers.attention.attention import Attention
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.model_executor.layers.linear import RowParallelLinear
-from vllm.v1.attention.backend import AttentionType, CommonAttentionMetadata
-from vllm.v1.kv_cache_interface import (
-    AttentionSpec,
-    ChunkedLocalAttentionSpec,
-    FullAttentionSpec,
-    MLAAttentionSpec,
-    SlidingWindowSpec,
-)
+from vllm.v1.attention.backend import CommonAttentionMetadata
 
 from blendrag.attention.runs import Runs
 from blendrag.attention.scores import Scores
-from blendrag.engine.compat.layer_kv import is_latent, layer_kv, stored_shape, unread_latents
-from blendrag.engine.compat.parallel import divided_otherwise
-from blendrag.engine.compat.platform import FP8_KV, PLAIN_KV, is_cpu
-from blendrag.engine.compat.states import CAN_FAIL
-from blendrag.store.identity import kv_shape, sharing_layers
+from blendrag.engine.compat.layer_kv import is_latent
+from blendrag.engine.compat.platform import FP8_KV, is_cpu
 
 # Structures that `known_layers.KnownDecoder` computes piecewise; anything else goes through whole layers.
 KNOWN_ARCHITECTURES = frozenset(
@@ -46,28 +35,6 @@ KNOWN_ARCHITECTURES = frozenset(
 # What the decoder for them uses of a layer.
 _PARTS_OF_LAYER = "self_attn input_layernorm post_attention_layernorm mlp"
 _PARTS_OF_ATTENTION = "qkv_proj q_size kv_size rotary_emb head_dim o_proj"
-
-# RoPE types whose angle is a function of the position alone.
-_STATIC_ROPES = frozenset(
-    {
-        "RotaryEmbedding",
-        "Llama3RotaryEmbedding",
-        "LinearScalingRotaryEmbedding",
-        "YaRNScalingRotaryEmbedding",
-        "NTKScalingRotaryEmbedding",
-        "Gemma4RotaryEmbedding",
-        "DeepseekScalingRotaryEmbedding",
-        # Those for images and text. A text's tokens have the same position three times.
-        "MRotaryEmbedding",
-        "MRotaryEmbeddingInterleaved",
-    }
-)
-
-# Types of RoPE in a configuration whose angles change with the prompt's length.
-_MOVING_ROPES = frozenset({"dynamic", "longrope"})
-
-# How layers are kept where some are kept otherwise than others.
-_GROUPED = (FullAttentionSpec, SlidingWindowSpec, ChunkedLocalAttentionSpec)
 
 # Attention backends that keep K and V of a token and head next to each other.
 _PACKED_BACKENDS = frozenset({"FLASH_ATTN", "FLASHINFER", "TRITON_ATTN"})
@@ -94,12 +61,13 @@ def decoder_layers(model: Any) -> list[Any]:
     """Return the decoder layers up to the last one that keeps KV. Those behind it read the KV of earlier ones
     (Gemma 4 E2B, E4B), so that nothing of a prompt but its last token has to pass through them."""
     layers = all_layers(model)
-    while layers and _shares_kv(attention_of(layers[-1])):
+    while layers and shares_kv(attention_of(layers[-1])):
         layers.pop()
     return layers
 
 
-def _shares_kv(attention: Any | None) -> bool:
+def shares_kv(attention: Any | None) -> bool:
+    """Return whether an attention module reads the KV of an earlier layer's."""
     return getattr(attention, "kv_sharing_target_layer_name", None) is not None
 
 
@@ -137,102 +105,6 @@ def rotary_of(layer: Any) -> Any | None:
     """Return the rotary module inside a decoder layer."""
     found = {id(m): m for m in layer.modules() if type(m).__name__.endswith("RotaryEmbedding")}
     return next(iter(found.values())) if len(found) == 1 else None
-
-
-def unsupported_reason(vllm_config: Any, runner: Any, model: Any) -> str | None:
-    """Return why this model cannot be blended, or None."""
-    if reason := divided_otherwise(vllm_config.parallel_config):
-        return reason
-    layers = decoder_layers(model)
-    if not layers:
-        return f"{type(model).__name__} has no model.layers"
-    if is_of_transformers(model) and (rope := _moving_rope(vllm_config)):
-        return f"RoPE type {rope} changes with the prompt's length"
-    for number, layer in enumerate(layers):
-        reason = _unsupported_layer(layer)
-        if reason:
-            return f"layer {number}: {reason}"
-    config = vllm_config.model_config.hf_text_config.to_dict()
-    sharing, by_config = len(all_layers(model)) - len(layers), sharing_layers(config)
-    if sharing != by_config:
-        return f"{sharing} of its layers read the KV of others, and by its config.json {by_config}"
-    shape = stored_shape([layer_kv(attention_of(layer)) for layer in layers])
-    expected = kv_shape(config)
-    alone = vllm_config.parallel_config.tensor_parallel_size == 1  # else a rank has some of the heads
-    if shape is None or expected is None or shape[not alone :] != expected[not alone :]:
-        return f"the common shape of its layers' KV is {shape}, and by its config.json {expected}"
-    if any(_has_smaller_blocks(attention_of(layer), vllm_config) for layer in layers):
-        return "the attention backend splits KV blocks"
-    kinds = [kind for group in runner.attn_groups for kind in group]
-    behind = SlidingWindowSpec | ChunkedLocalAttentionSpec
-    if any(isinstance(kind.kv_cache_spec, behind) for kind in kinds) and not CAN_FAIL:
-        return "layers have windows, and this vLLM cannot be told that what is behind them is missing"
-    known = all(runner.attn_groups) and all(type(kind.kv_cache_spec) in _GROUPED for kind in kinds)
-    if len(runner.attn_groups) > 1 and not known:
-        return "its KV cache groups are of kinds that are not known"
-    if any(_splits_blocks(kind) for kind in kinds):
-        return "the attention backend splits KV blocks"
-    return None
-
-
-def _moving_rope(vllm_config: Any) -> str | None:
-    """Return the type of a model's RoPE, of one layer type or of all, if it changes with a prompt's
-    length."""
-    given = getattr(vllm_config.model_config.hf_text_config, "rope_parameters", None) or {}
-    kinds = (one.get("rope_type") for one in (given, *given.values()) if isinstance(one, dict))
-    return next((kind for kind in kinds if kind in _MOVING_ROPES), None)
-
-
-def _splits_blocks(group: Any) -> bool:
-    """Return whether the backend's blocks are smaller than those of vLLM's pool. Latents, and layers that
-    differ in shape, are in blocks of the pool's size."""
-    spec = group.kv_cache_spec
-    if not isinstance(spec, AttentionSpec) or isinstance(spec, MLAAttentionSpec):
-        return False
-    return bool(group.get_metadata_builder().kv_cache_spec.block_size != spec.block_size)
-
-
-def _has_smaller_blocks(attention: Any, vllm_config: Any) -> bool:
-    return is_latent(attention) and attention.kv_cache.shape[-2] != vllm_config.cache_config.block_size
-
-
-def _unsupported_layer(layer: Any) -> str | None:
-    attention, rotary = attention_of(layer), rotary_of(layer)
-    if attention is None:
-        return "it has no single attention module (Mamba and hybrid layers are not blended)"
-    if is_latent(attention):
-        return _unread_latents(attention, rotary)
-    if attention.attn_type != AttentionType.DECODER or _shares_kv(attention):
-        return "its attention is not plain causal self-attention"
-    if attention.kv_cache_dtype not in PLAIN_KV | FP8_KV:
-        return f"how its KV cache is quantised is not known (kv_cache_dtype {attention.kv_cache_dtype})"
-    if attention.attn_backend.forward_includes_kv_cache_update:
-        return f"backend {attention.attn_backend.get_name()} does not write KV separately"
-    return _moving(rotary) or (None if is_cpu() else _unread_cache(attention))
-
-
-def _moving(rotary: Any | None) -> str | None:
-    if rotary is None or type(rotary).__name__ in _STATIC_ROPES:
-        return None
-    return f"RoPE type {type(rotary).__name__} changes with the prompt's length or modality"
-
-
-def _unread_latents(attention: Any, rotary: Any | None) -> str | None:
-    if attention.kv_cache_dtype not in PLAIN_KV:
-        return f"how its latent KV is quantised is not known (kv_cache_dtype {attention.kv_cache_dtype})"
-    return unread_latents(attention) or _moving(rotary)
-
-
-def _unread_cache(attention: Any) -> str | None:
-    """Return why attention over the paged cache (`attention/paged.py`) cannot replace this module's."""
-    if find_spec("triton") is None:
-        return "Triton is not installed: install the build of torch for this device"
-    if key_value_of(attention, attention.kv_cache) is None:
-        backend, dtype = attention.attn_backend.get_name(), attention.kv_cache.dtype
-        return f"how backend {backend} keeps KV of type {str(dtype).removeprefix('torch.')} is not known"
-    if scores_of(attention) is None:
-        return f"{type(attention).__name__} sees other keys than those before a token"
-    return None
 
 
 def leave_rows_whole(model: Any) -> None:

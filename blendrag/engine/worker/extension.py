@@ -12,10 +12,11 @@ import torch
 from blendrag.engine.compat import head_attention, norms, weights
 from blendrag.engine.compat.connector import own_connector
 from blendrag.engine.compat.groups import groups_of_runner
-from blendrag.engine.compat.model import LoadedWorker, leave_rows_whole, unsupported_reason
+from blendrag.engine.compat.model import LoadedWorker, leave_rows_whole
 from blendrag.engine.compat.parallel import tensor_group
 from blendrag.engine.compat.platform import LOGGER, VLLM_VERSION, device_name
 from blendrag.engine.compat.states import HybridLayers
+from blendrag.engine.compat.unsupported import unsupported_reason
 from blendrag.engine.forward.blocks import KVBlocks
 from blendrag.engine.forward.decoders import make_decoder
 from blendrag.engine.forward.paged import PagedCache

@@ -1,4 +1,4 @@
-"""What decoding from a part of a prompt's KV saves (Ada-KV; ``bench load --kv-budget``)."""
+"""Measure what decoding from a part of a prompt's KV saves (Ada-KV; ``bench load --kv-budget``)."""
 
 from __future__ import annotations
 

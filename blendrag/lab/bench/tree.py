@@ -1,4 +1,4 @@
-"""What a tree saves for questions that come again, alone and beside blending (RAGCache, section 7)."""
+"""Measure what a tree saves for questions that come again, alone and beside blending (RAGCache 7)."""
 
 from __future__ import annotations
 

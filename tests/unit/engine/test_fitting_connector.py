@@ -13,7 +13,7 @@ from blendrag.engine.compat.start import fitting_connector
 from blendrag.errors import ConfigError
 from blendrag.server.command import serve_command
 from blendrag.settings import Settings
-from tree_tiers import tree_tiers
+from stored_trees import tree_tiers
 
 OURS = {"kv_connector": "BlendConnector", "kv_role": "kv_both"}
 

@@ -36,7 +36,7 @@ from blendrag.engine.worker.connector import GroupsConnector
 from blendrag.options import BlendOptions
 from blendrag.settings import Settings
 from connector_halves import Runner, engine_config, needs_groups, plane
-from tree_tiers import tree_tiers
+from stored_trees import tree_tiers
 
 pytestmark = needs_groups
 

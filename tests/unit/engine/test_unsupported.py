@@ -20,8 +20,8 @@ from vllm.v1.kv_cache_interface import (
     SlidingWindowSpec,
 )
 
-from blendrag.engine.compat import model
-from blendrag.engine.compat.model import unsupported_reason
+from blendrag.engine.compat import unsupported
+from blendrag.engine.compat.unsupported import unsupported_reason
 
 HEADS, SIZE = 3, 64  # as in the config.json of the model that the configurations are made for
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
@@ -147,7 +147,7 @@ def test_key_whose_angle_hangs_on_the_length_of_the_prompt_is_refused(model_dir:
 def test_layers_with_windows_are_taken_where_vllm_can_be_told_of_failures(
     model_dir: Path, monkeypatch: pytest.MonkeyPatch, can_fail: bool
 ) -> None:
-    monkeypatch.setattr(model, "CAN_FAIL", can_fail)
+    monkeypatch.setattr(unsupported, "CAN_FAIL", can_fail)
     found = reason(config(model_dir), spec=WINDOW)
     assert found is None if can_fail else "layers have windows" in (found or "")
 

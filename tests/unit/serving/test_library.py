@@ -27,7 +27,7 @@ from blendrag.serving.lease import default_kv_dir
 from blendrag.serving.library import Library
 from blendrag.serving.prefixes import Prefixes
 from blendrag.settings import Settings
-from tree_tiers import tree_tiers
+from stored_trees import tree_tiers
 
 SETTINGS = Settings.load(max_model_len=512)
 LONG = "The warranty of the battery lasts for eight years or 160,000 kilometres. " * 4

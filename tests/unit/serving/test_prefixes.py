@@ -32,8 +32,8 @@ from blendrag.tree.layout import NodeBlocks
 from blendrag.tree.states import StateTree
 from blendrag.tree.store import NodeStore, StoredNode
 from blendrag.tree.tree import Tree
+from stored_trees import tree_tiers
 from stores import IDENTITY, A, B, make_chunk, register
-from tree_tiers import tree_tiers
 
 BLOCK, STATE, RECIPE = 4, 12, Recipe("store", ())
 

@@ -20,7 +20,7 @@ from blendrag.tree.layout import NodeBlocks, NodeLayout
 from blendrag.tree.path import Nodes, place
 from blendrag.tree.states import StateTree
 from blendrag.tree.store import NodeMissingError, NodeStore, StoredNode
-from whole_tree import check_tree
+from stored_trees import check_tree
 
 IDENTITY = KVIdentity("tiny", "weights-1", "bfloat16", num_layers=2, num_kv_heads=1, head_size=4)
 SIZES = NodeBlocks(tokens=4, nbytes=32, state=11)

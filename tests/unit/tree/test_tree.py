@@ -26,7 +26,7 @@ from blendrag.tree.layout import NodeBlocks, NodeLayout
 from blendrag.tree.path import Node, path_of, place, placed
 from blendrag.tree.store import NodeMissingError, NodeStore, StoredNode
 from blendrag.tree.tree import Tree
-from whole_tree import check_tree
+from stored_trees import check_tree
 
 IDENTITY = KVIdentity("tiny", "weights-1", "bfloat16", num_layers=2, num_kv_heads=1, head_size=4)
 BLOCK, BYTES = 4, 32

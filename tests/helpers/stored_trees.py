@@ -1,11 +1,21 @@
-"""What holds of every tree that is stored."""
+"""Trees of exact prefixes: settings of indexes that keep them, and what holds of each that is stored."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from blendrag.store.record import Head
 from blendrag.store.tiers import Opened, Tier
 from blendrag.tree.path import placed
 from blendrag.tree.store import NodeStore
+
+
+def tree_tiers(ram: int = 0, disk: int = 0) -> list[dict[str, Any]]:
+    """Return the default tiers, with so many bytes for exact prefixes in them."""
+    return [
+        {"kind": "ram", "bytes": 2 << 30, "tree_bytes": ram},
+        {"kind": "disk", "tree_bytes": disk},
+    ]
 
 
 def check_tree(store: NodeStore) -> None:
