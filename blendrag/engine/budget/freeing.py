@@ -45,7 +45,8 @@ class BlockFreeing(SchedulerHook):
         for request_id, asked in self._expected.items():
             if request_id in scheduled and asked.computed >= asked.prompt:
                 del self._expected[request_id]
-                blocks = [] if self._blocks is None else self._blocks.ids(request_id)
+                # Withdrawn at once: the next step may be planned, and preempt it, before the worker reports.
+                blocks = [] if self._blocks is None else self._blocks.withdraw(request_id)
                 return [EvictionOrder(request_id, asked.ticket, blocks, asked.prompt)]
         return []
 

@@ -182,14 +182,14 @@ class RequestBlocks:
         fits = fits and callable(getattr(managers[0], "_remove_blocks_in_range", None))
         return cls(managers[0], pool) if fits and callable(getattr(pool, "evict_blocks", None)) else None
 
-    def ids(self, request_id: str) -> list[int]:
-        return [block.block_id for block in self._manager.req_to_blocks[request_id]]
+    def withdraw(self, request_id: str) -> list[int]:
+        """Return a request's blocks, none of which can be found by its tokens from now on."""
+        ids = [block.block_id for block in self._manager.req_to_blocks[request_id]]
+        self._pool.evict_blocks(set(ids))
+        return ids
 
     def give_back(self, request_id: str, first_block: int, first: int, last: int) -> None:
-        """Give back blocks [first, last) of a request, if its list still begins with ``first_block``. None of
-        its blocks before ``last`` can be found by their tokens any more."""
+        """Give back blocks [first, last) of a request, if its list still begins with ``first_block``."""
         blocks = self._manager.req_to_blocks.get(request_id)
-        if not blocks or blocks[0].block_id != first_block:
-            return
-        self._pool.evict_blocks({block.block_id for block in blocks[:last]})
-        self._manager._remove_blocks_in_range(request_id, first, last)
+        if blocks and blocks[0].block_id == first_block:
+            self._manager._remove_blocks_in_range(request_id, first, last)

@@ -102,6 +102,15 @@ def test_report_of_a_request_that_lost_its_blocks_frees_none(manager: KVCacheMan
     assert free_blocks(manager) == before
 
 
+def test_request_preempted_before_the_report_finds_none_of_what_was_evicted(manager: KVCacheManager) -> None:
+    """The next step may be planned, and preempt it, while the worker evicts."""
+    half, found = freeing(manager), started(manager, "a", 10 * BLOCK + 5)
+    found.num_computed_tokens = 10 * BLOCK + 5
+    evicted(half, found)
+    manager.free(found)
+    assert manager.get_computed_blocks(request("a", 10 * BLOCK + 5))[1] == 0
+
+
 def test_ten_times_the_pool_passes_through(manager: KVCacheManager) -> None:
     half = freeing(manager)
     running: list[Request] = []
