@@ -46,15 +46,19 @@ class ChunkedPrompt:
         idle: bool = True,
         block_ids: Sequence[Sequence[int]] = (BLOCK_IDS,),
         guard: LoadGuard | None = None,
+        head: int = 0,
+        stored: int | None = None,
     ) -> BlendReport:
         """written: so many of its first tokens are there already. idle: not beside answers, in small
-        pieces. block_ids: in each group of layers."""
+        pieces. block_ids: in each group of layers. head: tokens of its exact prefix. stored: how many of its
+        chunks are there; None: all."""
         register(root, self.chunks, identity=self.identity)
         tiers = TierSpec(kind="ram", bytes=1 << 24), TierSpec(kind="disk")
         store = open_stack(root, *tiers, identity=self.identity, dtype="float32")
-        for chunk in self.chunks:
+        for chunk in self.chunks[:stored]:
             put(store, chunk)
-        recipe, (first, *others) = Recipe("", tuple(self.spans), options), map(list, block_ids)
+        recipe = Recipe("", tuple(self.spans), options, head=(("node", head),) if head else ())
+        first, *others = map(list, block_ids)
         order = BlendOrder("", "", self.ids, first, written, recipe, others=others)
         pace = Pace()
         pace.begin(60.0, idle=idle)

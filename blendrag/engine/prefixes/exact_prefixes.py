@@ -182,10 +182,10 @@ class ExactPrefixes(WorkerHook):
     def put_head(self, order: BlendOrder) -> tuple[BlendOrder, BlendReport | None]:
         """Put the exact prefix of a prompt whose rest is blended into its blocks. Returns what is left to do,
         and what was loaded. If the prefix cannot be had, the prompt is blended from its beginning."""
-        head = order.recipe.head
-        if not head or head[-1][1] <= order.written or head[-1][1] >= len(order.token_ids):
+        head, end = order.recipe.head, order.recipe.exact_end
+        if not order.written < end < len(order.token_ids):
             return order, None
-        ids = order.token_ids[: head[-1][1]]
+        ids = order.token_ids[:end]
         load = NodeLoad(
             order.request_id,
             order.ticket,

@@ -55,6 +55,11 @@ class Recipe:
         """Return the position after the last cached token."""
         return max(start + length for _, start, length in self.spans)
 
+    @property
+    def exact_end(self) -> int:
+        """Return the position behind the exact prefix."""
+        return self.head[-1][1] if self.head else 0
+
     def reused_end(self, claimed: int, block_size: int) -> int:
         """Return the position behind the last cached token whose stored KV is used, if the fused prefill
         computes the first ``claimed`` tokens.
@@ -88,12 +93,12 @@ class Recipe:
         from another's (decision D9).
 
         The prefix cache hashes the tokens before a block itself; the salt adds what else blended KV depends
-        on. Where the selector reads the question, that includes the text behind the documents. The namespace
-        is a plain part of it, so two namespaces never share a salt, whatever a hash does.
+        on: all text up to the last document, since what is repaired in one is chosen beside the others, and
+        where the selector reads the question, the text behind it. The namespace is a plain part of it, so
+        two namespaces never share a salt, whatever a hash does.
         """
-        parts = json.dumps(asdict(self.untraced))
-        if self._reads_question():
-            parts += json.dumps(list(token_ids[self.cached_end :]))
+        end = None if self._reads_question() else self.cached_end
+        parts = json.dumps([asdict(self.untraced), list(token_ids[:end])])
         return f"{namespace}:{xxhash.xxh3_128_hexdigest(parts.encode())}"
 
     def _reads_question(self) -> bool:

@@ -56,6 +56,13 @@ def test_kv_repaired_for_one_question_answers_no_other(selector: str, ratio: flo
     assert recipe.cache_salt("", [1, 2, 3, 4, 5]) in salts  # the same one again is found
 
 
+@pytest.mark.parametrize("selector", ["query", "hkvd"])
+def test_kv_repaired_beside_one_text_between_documents_stands_beside_no_other(selector: str) -> None:
+    recipe = Recipe("store", (("a", 1, 2), ("b", 4, 2)), BlendOptions(0.1, selector))
+    salts = {recipe.cache_salt("", [1, 2, 3, between, 5, 6, 7]) for between in (4, 8)}
+    assert len(salts) == 2
+
+
 @given(RECIPES.filter(bool))
 def test_recipe_does_not_change_on_its_way_to_the_worker(recipe: Recipe) -> None:
     plain = json.loads(json.dumps(recipe.transfer_params("ticket")))

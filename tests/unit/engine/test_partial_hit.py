@@ -32,6 +32,37 @@ def test_rest_behind_a_hit_is_blended_to_what_it_was(tmp_path: Path, selector: s
     torch.testing.assert_close(found.view(torch.float32), whole.view(torch.float32))
 
 
+@torch.inference_mode()
+def test_rest_behind_a_hit_and_an_exact_prefix_is_blended_to_what_it_was(tmp_path: Path) -> None:
+    model, options, choices = (
+        small_model(tmp_path / "model", 4, block_size=BLOCK),
+        BlendOptions(0.3),
+        Choices(),
+    )
+    ChunkedPrompt(4).blend(model, tmp_path / "exact", BlendOptions(1.0))
+    ChunkedPrompt(4).blend(model, tmp_path / "one", options, BLOCK, choices, head=BLOCK)
+    whole = model.cache.read_blocks(BLOCK_IDS)
+    lost = BLOCK_IDS[3:]
+    model.cache.write_blocks(lost, torch.zeros_like(model.cache.read_blocks(lost)))
+    ChunkedPrompt(4).blend(model, tmp_path / "two", options, 3 * BLOCK, choices, head=BLOCK)
+    found = model.cache.read_blocks(BLOCK_IDS)
+    torch.testing.assert_close(found.view(torch.float32), whole.view(torch.float32))
+
+
+@torch.inference_mode()
+def test_chunk_that_is_there_again_is_repaired_behind_a_hit(tmp_path: Path) -> None:
+    model, options, choices = (
+        small_model(tmp_path / "model", 4, block_size=BLOCK),
+        BlendOptions(0.3),
+        Choices(),
+    )
+    without = ChunkedPrompt(4).blend(model, tmp_path / "one", options, choices=choices, stored=1)
+    assert without.missing
+    again = ChunkedPrompt(4).blend(model, tmp_path / "two", options, 3 * BLOCK, choices)
+    anew = ChunkedPrompt(4).blend(model, tmp_path / "three", options, 3 * BLOCK)
+    assert again.recomputed == anew.recomputed > 0 and not again.missing
+
+
 @pytest.mark.parametrize("block", [32, 64, 128])
 def test_cached_tokens_of_the_last_block_are_recomputed(tmp_path: Path, block: int) -> None:
     """As they are by the engine when the prompt comes again: the prefix cache holds whole blocks."""
