@@ -121,6 +121,7 @@ class LayerLoader:
         nbytes = sum(len(head.own_shards) * head.row_bytes for head in (span.opened.head for span in spans))
         if self._slots is None or kind != self._kind or not self._slots.fit(numbers, nbytes):
             self.drain()
+            self._slots = None  # before there are others: both may not have room
             sizes = _rounded(numbers), _rounded(nbytes)
             self._slots = make_slots(count, *sizes, layout.dtype, device, group)
             self._kind = kind
@@ -385,6 +386,8 @@ def own_rows(head: Head) -> torch.Tensor:
 def stay_aside() -> None:
     """Make the calling thread run on any core, with no threads of its own, so that it does not disturb the
     model."""
-    torch.set_num_threads(1)  # for this thread, and for those that begin later
+    # For this thread, and for those that begin later. In a worker on a CPU, vLLM has put a function that does
+    # nothing in the place of torch.set_num_threads.
+    torch._C.set_num_threads(1)
     with suppress(OSError, AttributeError):  # vLLM has bound the worker's main thread to a core
         os.sched_setaffinity(0, os.sched_getaffinity(os.getppid()))
