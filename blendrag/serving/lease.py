@@ -53,7 +53,11 @@ class Lease:
                     raise _taken(library, settings)
             if key not in self._open:
                 library = Library(root, settings)
-                library.texts.release(ended(library.catalogue.owners(VOLATILE)))
+                try:
+                    library.texts.release(ended(library.catalogue.owners(VOLATILE)))
+                except BaseException:
+                    library.close()
+                    raise
                 self._open[key], self._claims[key] = library, weakref.WeakSet()
             self._claims[key].add(self)
             return self._open[key]

@@ -52,3 +52,13 @@ def download(numbers: torch.Tensor) -> torch.Tensor:
         return numbers
     there = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
     return there.copy_(numbers, non_blocking=True)
+
+
+def await_former(launched: list[torch.Event], device: torch.device) -> None:
+    """Wait until a device has computed what had been launched when this was called the time before: else only
+    launching would be timed. What has been launched since keeps it busy meanwhile."""
+    if device.type != "cpu":
+        launched.append(torch.Event(device))
+        launched[-1].record()
+        if len(launched) > 1:
+            launched.pop(0).synchronize()

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from blendrag.engine.forward.decoder import Attended, Decoder, Projected, Rows
-from blendrag.engine.forward.indices import Indices, Ints, upload
+from blendrag.engine.forward.indices import Indices, Ints, await_former, upload
 from blendrag.engine.forward.paged import Addresses, PagedCache, Pages, Places
 from blendrag.engine.forward.ranks import ALONE, Ranks
 from blendrag.engine.forward.slices import Pace
@@ -184,12 +184,7 @@ class PromptForward:
         return left if check else -(-left // -(-left // self.pace.rows))
 
     def _pauses(self, rows: int) -> bool:
-        if self.device.type != "cpu":  # otherwise only the launch would be timed
-            # One piece is left to the device, which otherwise would wait for the next one's launch.
-            self._launched.append(torch.Event(self.device))
-            self._launched[-1].record()
-            if len(self._launched) > 1:
-                self._launched.pop(0).synchronize()
+        await_former(self._launched, self.device)
         return self.pace.pause(rows)
 
     def _attention(

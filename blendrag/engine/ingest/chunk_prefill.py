@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from blendrag.engine.forward.decoder import Attended, Decoder, Projected
-from blendrag.engine.forward.indices import Indices, Ints, upload
+from blendrag.engine.forward.indices import Indices, Ints, await_former, upload
 from blendrag.engine.forward.paged import PagedCache
 from blendrag.engine.forward.slices import exhaust
 from blendrag.store.contexts import Ids
@@ -137,6 +137,7 @@ class ChunkPrefill:
         if self._kv is not None:
             kv[:, :, :count] = self._kv
 
+        launched: list[torch.Event] = []
         for layer in range(decoder.num_layers):
 
             def attention(projected: Projected, layer: int = layer) -> Attended:
@@ -153,6 +154,7 @@ class ChunkPrefill:
                 return Attended(pages.attend(layer, projected.query, addresses))
 
             rows = decoder.prefill_layer(layer, rows, attention, raw_keys=True)
+            await_former(launched, device)
             yield
         if self._forgotten == forgotten:
             self._remember(plan, chunks[-1], kv)

@@ -228,6 +228,8 @@ class _File:
         with contextlib.suppress(IndexError):
             os.close(self._open.pop())
 
+    __del__ = close  # of records that an error has left open
+
 
 def _trouble(key: str, error: OSError) -> Exception:
     if error.errno == errno.EIO:

@@ -26,6 +26,8 @@ class RamTier(LocalTier):
         super().__init__(spec, layout, on_evict)
         self._records: dict[str, Record] = {}
         self._sizes = {}  # books cost nothing here, limits or not
+        # Threads that write have the first one, on which each rank of several would take memory for nothing.
+        self._device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
 
     @classmethod
     def make(cls, spec: TierSpec, layout: Layout, context: Context) -> Tier:
@@ -63,28 +65,28 @@ class RamTier(LocalTier):
         return record.head.own_bytes
 
     def _write(self, record: Record) -> None:
-        own, rows = record.own, pinned(record.own.rows)
+        own = record.own
+        rows = own.rows if self._device is None else pinned(own.rows, self._device)
         self._records[record.key] = own if rows is own.rows else replace(own, rows=rows)
 
     def _remove(self, key: str) -> bool:
         return self._records.pop(key, None) is not None
 
 
-def pinned(rows: torch.Tensor) -> torch.Tensor:
+def pinned(rows: torch.Tensor, device: int) -> torch.Tensor:
     """Return the rows in pages that stay where they are, which a GPU copies five times faster, and without a
-    thread of the host; the rows themselves where there is no GPU, or the system refuses.
+    thread of the host; the rows themselves where the system refuses.
 
     PyTorch's own pinned memory would round each record up to a power of two.
     """
-    if not torch.cuda.is_available():
-        return rows
     memory = mmap.mmap(-1, rows.nbytes)
     held = torch.frombuffer(memory, dtype=torch.uint8).view(rows.shape).copy_(rows)
     runtime: Any = torch.cuda.cudart()
-    if int(runtime.cudaHostRegister(held.data_ptr(), held.nbytes, 0)):
-        with suppress(RuntimeError):  # the refusal would be raised by this thread's next launch
-            torch.zeros(1, device="cuda")
-        return rows
+    with torch.cuda.device(device):
+        if int(runtime.cudaHostRegister(held.data_ptr(), held.nbytes, 0)):
+            with suppress(RuntimeError):  # the refusal would be raised by this thread's next launch
+                torch.zeros(1, device=f"cuda:{device}")
+            return rows
     weakref.finalize(held, _unpin, runtime, held.data_ptr(), memory)
     return held
 

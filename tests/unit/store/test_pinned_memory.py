@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -15,10 +16,10 @@ from stores import LAYOUT, make_chunk, make_record
 
 
 class Runtime:
-    """As far as CUDA's is used. refuses: every request."""
+    """As far as CUDA's is used, by a process that has the second device. refuses: every request."""
 
     def __init__(self, refuses: bool = False) -> None:
-        self.refuses, self.kept = refuses, dict[int, int]()
+        self.refuses, self.kept, self.asked_on = refuses, dict[int, int](), list[int]()
 
     def cudaHostRegister(self, address: int, nbytes: int, flags: int) -> int:
         if not self.refuses:
@@ -31,7 +32,13 @@ class Runtime:
 
 
 def tier(monkeypatch: pytest.MonkeyPatch, runtime: Runtime) -> RamTier:
-    monkeypatch.setattr(torch, "cuda", SimpleNamespace(is_available=lambda: True, cudart=lambda: runtime))
+    gpu = SimpleNamespace(
+        is_initialized=lambda: True,
+        current_device=lambda: 1,
+        cudart=lambda: runtime,
+        device=lambda at: nullcontext(runtime.asked_on.append(at)),
+    )
+    monkeypatch.setattr(torch, "cuda", gpu)
     return RamTier(TierSpec(kind="ram", bytes=1 << 20), LAYOUT)
 
 
@@ -47,6 +54,7 @@ def test_pages_of_a_record_are_kept_until_nobody_reads_it(monkeypatch: pytest.Mo
     ram.put(record)
     rows = read(ram, record.head)
     assert rows.equal(record.rows) and runtime.kept == {rows.data_ptr(): rows.nbytes}
+    assert runtime.asked_on == [1]
     ram.delete([record.key])
     gc.collect()
     assert runtime.kept, "a copy from it may be under way"
