@@ -17,6 +17,7 @@ from blendrag.engine.client.generation import Delta, Sampling
 from blendrag.engine.client.launch import WorkerExtension
 from blendrag.engine.client.stores import StoreClient
 from blendrag.errors import EngineError, StoreFullError
+from blendrag.lab.doctor import run_doctor
 from blendrag.serving.identity import kv_identity
 from blendrag.settings import Settings
 from blendrag.store.catalogue import Catalogue
@@ -24,6 +25,7 @@ from blendrag.store.contexts import Chunk
 from blendrag.store.kv_reader import KVReader
 from blendrag.store.record import Record
 from blendrag.store.stack import OWN_FOLDER, TierSpec
+from model_shapes import SHAPES
 from quantised_model import small_model
 from workbench import Bench, Prompt, real_texts
 
@@ -299,3 +301,13 @@ def test_rank_that_fails_alone_ends_the_engine_in_time(bench: Bench) -> None:
     with pytest.raises(EngineError, match="generating"):
         bench.engine.generate(prompt.token_ids, limit, bench.recipe(prompt))
     assert not bench.engine.alive
+
+
+@pytest.mark.parametrize("title", ["gpt-oss", "Gemma 4 E2B, E4B", "DeepSeek V3, R1, Kimi K2", "SmolLM 3"])
+def test_two_ranks_of_other_structures_pass_the_doctor(title: str, tmp_path: Path, tokenizer: Any) -> None:
+    """Windows with sinks, layers that share KV, latent KV, Transformers' own layers."""
+    (shape,) = (each for each in SHAPES if each.title == title)
+    made = shape.settings(tmp_path, tokenizer)
+    arguments = {**made.engine_args, "tensor_parallel_size": 2}
+    report = run_doctor(made.model_copy(update={"dtype": "float32", "engine_args": arguments}))
+    assert report.passed, [row for row in report.rows if not row.ok]

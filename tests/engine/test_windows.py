@@ -69,6 +69,25 @@ def test_what_is_reused_does_not_hang_on_how_vllm_keeps_it(tmp_path: Path, token
         assert of_groups.token_ids == of_one.token_ids and distance(of_groups, of_one) < CLOSE
 
 
+@pytest.mark.parametrize("title", ["gpt-oss", "Gemma 4 E2B, E4B"])
+def test_drafts_change_no_blended_answer(tmp_path: Path, tokenizer: Any, title: str) -> None:
+    longer = replace(TEXT, max_tokens=32, logprobs=None)
+    drafts = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 1}
+    found = list[list[Delta]]()
+    for number, arguments in enumerate(({}, {"speculative_config": drafts})):
+        bench = open_bench(
+            settings_of(title, tmp_path, tokenizer, **arguments), tmp_path / str(number), tokenizer
+        )
+        try:
+            prompt = bench.prompt(bench.pieces[:10])
+            found.append([bench.blended(prompt, longer, ratio=ratio) for ratio in (0.0, 0.15, 1.0)])
+        finally:
+            close(bench)
+    plainly, drafted = found
+    assert all(each.report and not each.report.fallback for each in drafted)
+    assert [each.token_ids for each in drafted] == [each.token_ids for each in plainly]
+
+
 @pytest.fixture(scope="module", params=KINDS)
 def bench(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tokenizer: Any
