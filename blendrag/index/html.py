@@ -106,6 +106,7 @@ def _parse(markup: str) -> Document:
 _BLOCKS = "center, fieldset, form, hgroup, search, legend, dialog, optgroup, option, marquee, noscript"
 _BOXES = ("button", "select", "textarea", "meter", "progress", "output", "object", "canvas", "audio", "video")
 _IN_DRAWINGS = ("text", "desc", "tspan", "foreignObject", "mi", "mn", "mo", "mtext", "annotation")
+_WITHOUT_TEXT = ("checkbox", "color", "file", "hidden", "image", "password", "radio", "range")  # inputs
 _UNSEEN_SIGNS = re.compile("[\u00a0\u00ad]")  # a blank, and where a word may be parted
 _LONGEST_DATA_URL = 100
 # No character of any text. It stands around code in a line, which would become HTML beside another backtick.
@@ -133,6 +134,9 @@ def _prepare(page: Document) -> None:
         for name in ("src", "href"):
             if len(picture.attr(name) or "") > _LONGEST_DATA_URL:
                 picture.attrs[name] = ""  # the picture itself, in letters
+    for field in page.select("input[value]"):
+        if (field.attr("type") or "").lower() not in _WITHOUT_TEXT:
+            field.insert_after(Text(f" {field.attr('value')} "))
     for numbered in page.select("ol[reversed]"):
         _count_down(numbered)
     texts = (each for each in page.descendants if isinstance(each, Text))

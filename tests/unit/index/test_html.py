@@ -166,6 +166,7 @@ def test_xhtml_is_read() -> None:
         ("<table><tr><th>a<th>b<tr><td colspan=2>c</table>", "| a | b |\n| --- | --- |\n| c |  |"),
         ("<table><tr><td>1<td><pre>a\n b</pre></table>", "1\n\n```\na\n b\n```"),
         ("<select><option>one<option>two</select>", "one\n\ntwo"),
+        ("<p>to <input value='Anna'><input type=hidden value=token></p>", "to Anna"),
         (f"<img alt=dot src='data:image/png;base64,{'A' * 200}'>", "![dot](<>)"),
         ("<div role=navigation>menu</div>main", "main"),
     ],
