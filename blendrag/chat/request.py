@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from inspect import signature
+from numbers import Integral, Real
 from typing import Any, Self
 
 from blendrag.engine.client.generation import Grammar, Sampling
@@ -17,6 +18,14 @@ from blendrag.settings import RENAMED, Settings
 from blendrag.text import encodable, plain
 
 AUTO, NONE, REQUIRED = "auto", "none", "required"
+# Options that are numbers, and the least that each may be.
+_NUMBERS: dict[str, tuple[type, int]] = {
+    "max_tokens": (Integral, 1),
+    "max_retries": (Integral, 0),
+    "temperature": (Real, 0),
+    "top_p": (Real, 0),
+    "timeout": (Real, 0),
+}
 
 
 class RequestOptions(BlendKeywords, total=False):
@@ -149,9 +158,11 @@ def make_request(settings: Settings, messages: Messages | str, options: RequestO
         raise ConfigError("there is no message to answer")
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     blending = {name: given[name] for name in BlendKeywords.__annotations__ if name in given}
-    grammar, max_retries = given.get("grammar"), given.get("max_retries", 1)
-    if not isinstance(max_retries, int) or max_retries < 0:
-        raise ConfigError(f"max_retries has to be a number, not {max_retries!r}")
+    grammar = given.get("grammar")
+    for name, (kind, least) in _NUMBERS.items():
+        if name in given and not (isinstance(given[name], kind) and given[name] >= least):
+            what = "a whole number" if kind is Integral else "a number"
+            raise ConfigError(f"{name} has to be {what} of at least {least}, not {given[name]!r}")
     sampling = Sampling(
         max_tokens=given.get("max_tokens", settings.max_tokens),
         temperature=given.get("temperature", settings.temperature),
@@ -173,7 +184,7 @@ def make_request(settings: Settings, messages: Messages | str, options: RequestO
         grammar=plain(grammar) if isinstance(grammar, Mapping) else grammar,
         chat_template_kwargs=_template_kwargs(settings, given.get("chat_template_kwargs", {})),
         options=resolved(blending, settings.blending),
-        max_retries=max_retries,
+        max_retries=given.get("max_retries", 1),
         conversation=encodable(str(given["conversation"])) if "conversation" in given else None,
     )
 

@@ -160,7 +160,21 @@ def test_one_text_is_one_and_what_is_none_is_named(name: str) -> None:
             given(wrong)
 
 
-@pytest.mark.parametrize("wrong", [-1, "1", 1.5])
-def test_wrong_number_of_retries_is_named(wrong: Any) -> None:
-    with pytest.raises(ConfigError, match="max_retries"):
-        make_request(Settings.load(), "Sky?", {"max_retries": wrong})
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("max_tokens", 0),  # not the whole window
+        ("max_tokens", -5),
+        ("max_tokens", 2.5),
+        ("max_tokens", "many"),
+        ("max_retries", -1),
+        ("max_retries", "1"),
+        ("temperature", "hot"),
+        ("temperature", float("nan")),
+        ("top_p", -1),
+        ("timeout", "soon"),
+    ],
+)
+def test_number_that_cannot_be_used_is_refused_by_the_name_of_its_option(option: Any, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"{option} has to be a .*number of at least"):
+        make_request(Settings(), "text", {option: value})
