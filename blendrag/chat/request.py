@@ -163,6 +163,9 @@ def make_request(settings: Settings, messages: Messages | str, options: RequestO
         if name in given and not (isinstance(given[name], kind) and given[name] >= least):
             what = "a whole number" if kind is Integral else "a number"
             raise ConfigError(f"{name} has to be {what} of at least {least}, not {given[name]!r}")
+    for name in ("schema", "grammar"):
+        if not isinstance(given.get(name, {}), Mapping if name == "schema" else Mapping | Grammar):
+            raise ConfigError(f"{name} has to be a JSON schema, not {given[name]!r}")
     sampling = Sampling(
         max_tokens=given.get("max_tokens", settings.max_tokens),
         temperature=given.get("temperature", settings.temperature),

@@ -327,7 +327,7 @@ def test_what_is_no_store_and_a_model_that_keeps_no_kv_are_named() -> None:
     other: Any = MockLLM()
     with pytest.raises(ConfigError, match="takes a vector store"):
         warm(SimpleVectorStore, None)  # type: ignore[type-var]
-    with pytest.raises(ConfigError, match="has to be a BlendLLM, .* not a MockLLM"):
+    with pytest.raises(ConfigError, match=r"has to be a BlendLLM, .* not a MockLLM"):
         warm(SimpleVectorStore(), other)
-    with pytest.raises(ConfigError, match="has to be a BlendLLM, .* not a MockLLM"):
+    with pytest.raises(ConfigError, match=r"has to be a BlendLLM, .* not a MockLLM"):
         BlendChromaVectorStore(chromadb.EphemeralClient().create_collection("of-no-llm"), llm=other)

@@ -260,9 +260,9 @@ def test_what_is_no_store_and_a_model_that_keeps_no_kv_are_named(embeddings: Any
     other: Any = FakeListChatModel(responses=[])
     with pytest.raises(ConfigError, match="takes a vector store"):
         warm(InMemoryVectorStore, None)  # type: ignore[type-var]
-    with pytest.raises(ConfigError, match="has to be a ChatBlend, .* not a FakeListChatModel"):
+    with pytest.raises(ConfigError, match=r"has to be a ChatBlend, .* not a FakeListChatModel"):
         warm(InMemoryVectorStore(embeddings), other)
-    with pytest.raises(ConfigError, match="has to be a ChatBlend, .* not a FakeListChatModel"):
+    with pytest.raises(ConfigError, match=r"has to be a ChatBlend, .* not a FakeListChatModel"):
         BlendChroma("things", embeddings, llm=other)
 
 
