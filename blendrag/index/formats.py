@@ -120,7 +120,7 @@ def find_reader(suffix: str, head: bytes, default: Reader | None = None) -> Read
     for beginning, reader in _BEGINNINGS:
         if bare.startswith(beginning):
             return reader
-    if not suffix and bare.lower().startswith(_PAGE):
+    if suffix.lower() not in READERS.keys() - {""} and bare.lower().startswith(_PAGE):
         return read_html
     return READERS.get(suffix.lower(), default)
 

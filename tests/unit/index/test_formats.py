@@ -80,7 +80,8 @@ def test_text_that_mentions_or_holds_another_format_is_text() -> None:
     page = b"<!doctype html><p>x</p>"
     for suffix in (".txt", ".md", ".xml", ".py"):
         assert content(page, suffix).text == page.decode()
-    assert content(page, "").text == content(page, ".html").text == "x"
+    for suffix in ("", ".html", ".shtml", ".xls"):  # other programs save tables so
+        assert content(page, suffix).text == "x"
     about = b"A PDF begins with %PDF-1.7, a ZIP archive with PK.\n"
     assert content(about, ".md").text == about.decode()
 
