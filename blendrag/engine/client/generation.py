@@ -105,19 +105,22 @@ def vllm_sampling(sampling: Sampling, room: int, recipe: Recipe | None, ticket: 
         SamplingParams,
         StructuredOutputsParams,
         VLLMClientError,
+        check_readable,
     )
 
     if sampling.other.get("n", 1) != 1:
         raise ConfigError("one answer to a request: ask several times for several (n)")
     grammar, forced = sampling.grammar, list(sampling.forced)
     logprobs, other = sampling.logprobs, sampling.other
-    extra: dict[str, Any] = {}
+    extra = dict(other.get("extra_args") or {})
     if (what := recipe or sampling.path) is not None:
         extra["kv_transfer_params"] = what.transfer_params(ticket)
     if forced:
         extra[FORCED], logprobs, other = forced, logprobs or 0, {**other, "ignore_eos": True}
     try:
-        return SamplingParams(
+        if other.get("logit_bias"):
+            other = {**other, "logit_bias": {int(token): bias for token, bias in other["logit_bias"].items()}}
+        params = SamplingParams(
             max_tokens=min(len(forced) or sampling.max_tokens or room, room),
             temperature=sampling.temperature,
             top_p=sampling.top_p,
@@ -126,10 +129,11 @@ def vllm_sampling(sampling: Sampling, room: int, recipe: Recipe | None, ticket: 
             logprobs=logprobs,
             structured_outputs=grammar and StructuredOutputsParams(**{grammar.kind: grammar.value}),
             output_kind=RequestOutputKind.DELTA,
-            extra_args=extra or None,
-            **other,
+            **{**other, "extra_args": extra or None},
         )
-    except (TypeError, ValueError, VLLMClientError) as error:
+        check_readable(params)
+        return params
+    except (AttributeError, TypeError, ValueError, VLLMClientError) as error:
         raise ConfigError(f"vLLM refuses these sampling parameters: {error}") from error
 
 
