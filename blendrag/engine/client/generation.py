@@ -112,12 +112,13 @@ def vllm_sampling(sampling: Sampling, room: int, recipe: Recipe | None, ticket: 
         raise ConfigError("one answer to a request: ask several times for several (n)")
     grammar, forced = sampling.grammar, list(sampling.forced)
     logprobs, other = sampling.logprobs, sampling.other
-    extra = dict(other.get("extra_args") or {})
+    extra: dict[str, Any] = {}
     if (what := recipe or sampling.path) is not None:
         extra["kv_transfer_params"] = what.transfer_params(ticket)
     if forced:
         extra[FORCED], logprobs, other = forced, logprobs or 0, {**other, "ignore_eos": True}
     try:
+        extra = {**(other.get("extra_args") or {}), **extra}
         if other.get("logit_bias"):
             other = {**other, "logit_bias": {int(token): bias for token, bias in other["logit_bias"].items()}}
         params = SamplingParams(

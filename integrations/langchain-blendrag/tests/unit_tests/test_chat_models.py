@@ -124,7 +124,7 @@ def test_extra_body_and_model_kwargs_hold_options_of_any_kind() -> None:
 def test_document_alone_is_one_and_what_is_none_is_named() -> None:
     for given in ("The sea is salt.", Document("The sea is salt."), [Document("The sea is salt.")]):
         assert request(ChatBlend(), documents=given).documents == ("The sea is salt.",)
-    for wrong in ([None], [["sea"]], [3]):
+    for wrong in (3, [None], [["sea"]], [3]):
         with pytest.raises(ConfigError, match="documents has to be texts or documents"):
             request(ChatBlend(), documents=wrong)
 
