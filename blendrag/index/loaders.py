@@ -90,8 +90,9 @@ def wholes(items: Item | Iterable[Item]) -> set[str]:
 
 def is_single(items: Item | Iterable[Item]) -> bool:
     """Return whether this is an item itself, not several."""
-    kinds = str | Path | Document | bytes | Mapping
-    return isinstance(items, kinds) or hasattr(items, "page_content") or not isinstance(items, Iterable)
+    if isinstance(items, str | Path | Document | bytes | Mapping) or hasattr(items, "page_content"):
+        return True
+    return not isinstance(items, Iterable)
 
 
 def _as_list(items: Item | Iterable[Item]) -> list[Item]:
