@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from inspect import signature
@@ -10,7 +11,7 @@ from numbers import Integral, Real
 from typing import Any, Self
 
 from blendrag.engine.client.generation import Grammar, Sampling
-from blendrag.errors import ConfigError
+from blendrag.errors import BlendragWarning, ConfigError
 from blendrag.names import closest
 from blendrag.options import BlendKeywords, BlendOptions, resolved
 from blendrag.prompt import Messages, PromptPlan
@@ -177,7 +178,7 @@ def make_request(settings: Settings, messages: Messages | str, options: RequestO
         other=given.get("other", {}),
     )
     return ChatRequest(
-        plain(messages) if isinstance(messages, str) else [_message(one) for one in plain(messages)],
+        plain(messages) if isinstance(messages, str) else _messages(plain(messages)),
         sampling,
         documents=_texts("documents", given.get("documents", ())),
         tools=tuple(plain(given.get("tools", ()))),
@@ -200,17 +201,36 @@ def _texts(name: str, value: Any) -> tuple[str, ...]:
     return tuple(map(encodable, texts))
 
 
-def _message(message: Any) -> dict[str, Any]:
-    """Return a message with its texts in parts as one, and calls as name and arguments."""
+def _messages(messages: list[Any]) -> list[dict[str, Any]]:
+    """Return messages, each as :func:`_message`; what a user shows is refused as long as nobody answered."""
+    read: list[dict[str, Any]] = []
+    answered = False
+    for message in reversed(messages):
+        read.append(_message(message, refuse=not answered))
+        answered = answered or (read[-1]["role"] == "assistant" and not read[-1].get("tool_calls"))
+    return read[::-1]
+
+
+def _message(message: Any, refuse: bool) -> dict[str, Any]:
+    """Return a message with its texts in parts as one, and calls as name and arguments. Parts without text
+    are left out, with a warning; or refused, of a user."""
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise ConfigError(f"a message is {{'role': ..., 'content': ...}}, not {message!r}")
     content = message.get("content")
     if isinstance(content, list):
+        texts: list[str] = []
         for part in content:
-            if not isinstance(part, dict) or not isinstance(part.get("text"), str):
-                kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+            given = part if isinstance(part, dict) else {"type": type(part).__name__}
+            text, kind = given.get("text", given.get("refusal")), given.get("type")
+            if isinstance(text, str):
+                texts.append(text)
+            elif refuse and message["role"] == "user":
                 raise ConfigError(f"a message holds content of type {kind!r}; this model reads text only")
-        message = {**message, "content": "\n".join(part["text"] for part in content)}
+            else:
+                warnings.warn(
+                    f"left out content of type {kind!r}: it has no text", BlendragWarning, stacklevel=5
+                )
+        message = {**message, "content": "\n".join(texts)}
     elif not isinstance(content, str | None):
         raise ConfigError(f"a message's content is text, not {content!r}")
     if calls := message.get("tool_calls"):

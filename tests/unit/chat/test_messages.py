@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from blendrag.chat.messages import fit_template, merge_runs, with_roles
 from blendrag.chat.request import make_request
 from blendrag.chat.tools import TemplateFacts
-from blendrag.errors import ConfigError, ModelError
+from blendrag.errors import BlendragWarning, ConfigError, ModelError
 from blendrag.settings import Settings
 
 ALTERNATING = (
@@ -145,6 +145,19 @@ def test_message_of_chat_completions_is_read_in_each_of_its_forms() -> None:
 def test_what_is_no_message_is_named(message: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         made(message)
+
+
+def test_what_was_answered_already_and_what_models_and_tools_showed_ends_no_conversation() -> None:
+    picture = {"type": "image_url", "image_url": {"url": "u"}}
+    shown = {"role": "user", "content": [picture, {"type": "text", "text": "Sky?"}]}
+    refused = {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}, {"type": "thinking"}]}
+    call = {"role": "assistant", "tool_calls": [{"id": "1", "name": "look", "arguments": {}}]}
+    result = {"role": "tool", "tool_call_id": "1", "content": [picture]}
+    with pytest.warns(BlendragWarning, match="left out content of type"):
+        texts = [one.get("content") for one in made(shown, refused, say("user", "Sea?"), call, result)]
+    assert texts == ["Sky?", "No.", "Sea?", None, ""]
+    with pytest.raises(ConfigError, match="image_url"):
+        made(refused, shown, call, say("tool", "blue"))
 
 
 @pytest.mark.parametrize("name", ["stop", "documents"])
