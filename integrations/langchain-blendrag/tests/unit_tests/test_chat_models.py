@@ -54,6 +54,10 @@ def test_typing_error_is_told_what_may_be_meant(written: str, meant: str) -> Non
         request(ChatBlend(), **{written: 1})
 
 
+def test_folder_of_no_name_is_the_usual_one() -> None:
+    assert ChatBlend(kv_dir="").kv_dir is None  # type: ignore[arg-type]
+
+
 def test_several_close_names_are_listed() -> None:
     with pytest.warns(BlendragWarning, match=r"did you mean logprobs\? or top_logprobs\?"):
         ChatBlend(logprob=True)
