@@ -152,6 +152,11 @@ class Settings(BlendOverrides, BaseSettings):
     def _texts_are_encodable(cls, value: Any) -> Any:
         return encodable(value) if isinstance(value, str) else value
 
+    @field_validator("cache_dir", mode="before")
+    @classmethod
+    def _empty_is_none(cls, value: Any) -> Any:
+        return _cache_path() if value == "" else value  # not the folder where one is
+
     @field_validator("tiers")
     @classmethod
     def _policies_are_known(cls, value: tuple[TierSpec, ...]) -> tuple[TierSpec, ...]:

@@ -42,7 +42,7 @@ FORMER_SETTINGS = {*FORMER, *_MOVED}
 _OURS = (*RequestOptions.__annotations__, *FORMER)
 WITHOUT_EFFECT = frozenset(
     {
-        "api_key", "api_version", "audio_config", "disabled_params", "download_dir", "evidence",
+        "api_key", "api_version", "audio_config", "class_name", "disabled_params", "download_dir", "evidence",
         "is_chat_model", "metadata", "modalities", "openai_organization", "organization",
         "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "reuse_client",
         "safety_identifier", "service_tier", "should_use_structured_outputs", "store", "stream",

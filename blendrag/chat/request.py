@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from inspect import signature
+from numbers import Integral, Real
 from typing import Any, Self
 
 from blendrag.engine.client.generation import Grammar, Sampling
-from blendrag.errors import ConfigError
+from blendrag.errors import BlendragWarning, ConfigError
 from blendrag.names import closest
 from blendrag.options import BlendKeywords, BlendOptions, resolved
 from blendrag.prompt import Messages, PromptPlan
@@ -17,6 +19,14 @@ from blendrag.settings import RENAMED, Settings
 from blendrag.text import encodable, plain
 
 AUTO, NONE, REQUIRED = "auto", "none", "required"
+# Options that are numbers, and the least that each may be.
+_NUMBERS: dict[str, tuple[type, int]] = {
+    "max_tokens": (Integral, 1),
+    "max_retries": (Integral, 0),
+    "temperature": (Real, 0),
+    "top_p": (Real, 0),
+    "timeout": (Real, 0),
+}
 
 
 class RequestOptions(BlendKeywords, total=False):
@@ -149,9 +159,14 @@ def make_request(settings: Settings, messages: Messages | str, options: RequestO
         raise ConfigError("there is no message to answer")
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     blending = {name: given[name] for name in BlendKeywords.__annotations__ if name in given}
-    grammar, max_retries = given.get("grammar"), given.get("max_retries", 1)
-    if not isinstance(max_retries, int) or max_retries < 0:
-        raise ConfigError(f"max_retries has to be a number, not {max_retries!r}")
+    grammar = given.get("grammar")
+    for name, (kind, least) in _NUMBERS.items():
+        if name in given and not (isinstance(given[name], kind) and given[name] >= least):
+            what = "a whole number" if kind is Integral else "a number"
+            raise ConfigError(f"{name} has to be {what} of at least {least}, not {given[name]!r}")
+    for name in ("schema", "grammar"):
+        if not isinstance(given.get(name, {}), Mapping if name == "schema" else Mapping | Grammar):
+            raise ConfigError(f"{name} has to be a JSON schema, not {given[name]!r}")
     sampling = Sampling(
         max_tokens=given.get("max_tokens", settings.max_tokens),
         temperature=given.get("temperature", settings.temperature),
@@ -163,7 +178,7 @@ def make_request(settings: Settings, messages: Messages | str, options: RequestO
         other=given.get("other", {}),
     )
     return ChatRequest(
-        plain(messages) if isinstance(messages, str) else [_message(one) for one in plain(messages)],
+        plain(messages) if isinstance(messages, str) else _messages(plain(messages)),
         sampling,
         documents=_texts("documents", given.get("documents", ())),
         tools=tuple(plain(given.get("tools", ()))),
@@ -173,7 +188,7 @@ def make_request(settings: Settings, messages: Messages | str, options: RequestO
         grammar=plain(grammar) if isinstance(grammar, Mapping) else grammar,
         chat_template_kwargs=_template_kwargs(settings, given.get("chat_template_kwargs", {})),
         options=resolved(blending, settings.blending),
-        max_retries=max_retries,
+        max_retries=given.get("max_retries", 1),
         conversation=encodable(str(given["conversation"])) if "conversation" in given else None,
     )
 
@@ -186,17 +201,36 @@ def _texts(name: str, value: Any) -> tuple[str, ...]:
     return tuple(map(encodable, texts))
 
 
-def _message(message: Any) -> dict[str, Any]:
-    """Return a message with its texts in parts as one, and calls as name and arguments."""
+def _messages(messages: list[Any]) -> list[dict[str, Any]]:
+    """Return messages, each as :func:`_message`; what a user shows is refused as long as nobody answered."""
+    read: list[dict[str, Any]] = []
+    answered = False
+    for message in reversed(messages):
+        read.append(_message(message, refuse=not answered))
+        answered = answered or (read[-1]["role"] == "assistant" and not read[-1].get("tool_calls"))
+    return read[::-1]
+
+
+def _message(message: Any, refuse: bool) -> dict[str, Any]:
+    """Return a message with its texts in parts as one, and calls as name and arguments. Parts without text
+    are left out, with a warning; or refused, of a user."""
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise ConfigError(f"a message is {{'role': ..., 'content': ...}}, not {message!r}")
     content = message.get("content")
     if isinstance(content, list):
+        texts: list[str] = []
         for part in content:
-            if not isinstance(part, dict) or not isinstance(part.get("text"), str):
-                kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+            given = part if isinstance(part, dict) else {"type": type(part).__name__}
+            text, kind = given.get("text", given.get("refusal")), given.get("type")
+            if isinstance(text, str):
+                texts.append(text)
+            elif refuse and message["role"] == "user":
                 raise ConfigError(f"a message holds content of type {kind!r}; this model reads text only")
-        message = {**message, "content": "\n".join(part["text"] for part in content)}
+            else:
+                warnings.warn(
+                    f"left out content of type {kind!r}: it has no text", BlendragWarning, stacklevel=5
+                )
+        message = {**message, "content": "\n".join(texts)}
     elif not isinstance(content, str | None):
         raise ConfigError(f"a message's content is text, not {content!r}")
     if calls := message.get("tool_calls"):

@@ -70,7 +70,10 @@ class Answering(ABC):
 
     def retrieve(self, question: str, similarity_top_k: int | None = None) -> list[Source]:
         """Return the chunks most like the question, best first. Raises EmptyIndexError for no documents."""
-        found = self._vectors.search(question, similarity_top_k or self.settings.similarity_top_k)
+        wanted = self.settings.similarity_top_k if similarity_top_k is None else similarity_top_k
+        if not isinstance(wanted, int) or wanted < 1:
+            raise ConfigError(f"similarity_top_k has to be a whole number of at least 1, not {wanted!r}")
+        found = self._vectors.search(question, wanted)
         if not found:
             raise EmptyIndexError("the index holds no documents: ingest some first")
         return found

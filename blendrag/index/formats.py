@@ -6,15 +6,20 @@ A reader raises :class:`Unusable` when the file holds no text it can use.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from blendrag.errors import BlendragError, needs
 from blendrag.index.text import Content, Unusable, decode
 
-READER_VERSION = 3
+if TYPE_CHECKING:
+    from pypdf import PdfReader
+
+READER_VERSION = 4
 """The version of what the readers make of the same bytes: raise it with each change."""
 
 HEAD_BYTES = 1024
@@ -36,15 +41,24 @@ def read_pdf(data: bytes) -> Content:
     document = PdfReader(io.BytesIO(data))
     if document.is_encrypted and not document.decrypt(""):
         raise Unusable("encrypted PDF")
-    pages = [page.extract_text().translate(_LIGATURES).strip() for page in document.pages]
-    text = "\n\n".join(page for page in pages if page)
+    pages = [page.extract_text().translate(_LETTERS).strip() for page in document.pages]
+    text = "\n\n".join(filter(None, [*pages, "\n".join(_fields(document))]))
     if not text:
         raise Unusable("PDF without text (a scan has to go through OCR first)")
     return Content(text, {"pages": len(pages)})
 
 
-_LIGATURES = {place: unicodedata.normalize("NFKC", chr(place)) for place in range(0xFB00, 0xFB07)}
-"""Letters by the signs that typesetting has for several: nobody searches for a word with one of these."""
+def _fields(document: PdfReader) -> Iterator[str]:
+    """Yield what was filled into a form: no page's text has it."""
+    with contextlib.suppress(Exception):  # pypdf fails in its own ways at forms that it does not know
+        for name, field in (document.get_fields() or {}).items():
+            if field.get("/FT") in ("/Tx", "/Ch") and field.get("/V"):
+                yield f"{field.get('/T', name)}: {field['/V']}"
+
+
+_LETTERS = {0: None} | {place: unicodedata.normalize("NFKC", chr(place)) for place in range(0xFB00, 0xFB07)}
+"""Letters by the signs that typesetting has for several, which nobody searches for; nor for zeros, of fonts
+without names for their letters."""
 
 
 def read_html(data: bytes) -> Content:
@@ -69,16 +83,21 @@ def _refused(reason: str) -> Reader:
 
 
 _TEXT = (
-    "", ".txt", ".text", ".log", ".md", ".markdown", ".mdown", ".rst", ".adoc", ".org", ".tex", ".csv",
-    ".tsv", ".json", ".jsonl", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".xml", ".sql", ".sh", ".py",
-    ".pyi", ".js", ".ts", ".jsx", ".tsx", ".css", ".java", ".kt", ".go", ".rs", ".rb", ".php", ".c", ".h",
-    ".cc", ".cpp", ".hpp", ".cs", ".swift", ".scala", ".lua", ".r", ".jl", ".pl", ".proto", ".cu",
+    "", ".txt", ".text", ".log", ".md", ".markdown", ".mdown", ".mdx", ".mkd", ".qmd", ".rmd", ".rst",
+    ".adoc", ".asciidoc", ".org", ".tex", ".bib", ".srt", ".vtt", ".csv", ".tsv", ".json", ".jsonl",
+    ".ndjson", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".conf", ".properties", ".xml", ".sql",
+    ".graphql", ".sh", ".bash", ".zsh", ".ps1", ".bat", ".py", ".pyi", ".js", ".mjs", ".cjs", ".ts",
+    ".jsx", ".tsx", ".vue", ".svelte", ".css", ".scss", ".java", ".kt", ".gradle", ".go", ".rs", ".rb",
+    ".php", ".c", ".h", ".cc", ".cpp", ".cxx", ".hpp", ".cs", ".swift", ".dart", ".scala", ".clj", ".hs",
+    ".ml", ".ex", ".exs", ".erl", ".lua", ".r", ".jl", ".pl", ".m", ".tf", ".sol", ".proto", ".cu",
+    ".diff", ".patch",
 )  # fmt: skip
 READERS: dict[str, Reader] = {
     **dict.fromkeys(_TEXT, read_text),
     **dict.fromkeys((".html", ".htm", ".xhtml"), read_html),
     ".pdf": read_pdf,
     **dict.fromkeys((".docx", ".pptx", ".xlsx", ".epub"), read_archive),
+    **dict.fromkeys((".eml", ".mht", ".mhtml"), _refused("mail: save its text as .txt, its page as .html")),
 }
 """Readers by suffix: in lower case with its dot, "" for files without one."""
 
@@ -101,7 +120,7 @@ def find_reader(suffix: str, head: bytes, default: Reader | None = None) -> Read
     for beginning, reader in _BEGINNINGS:
         if bare.startswith(beginning):
             return reader
-    if not suffix and bare.lower().startswith(_PAGE):
+    if suffix.lower() not in READERS.keys() - {""} and bare.lower().startswith(_PAGE):
         return read_html
     return READERS.get(suffix.lower(), default)
 

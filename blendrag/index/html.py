@@ -106,6 +106,7 @@ def _parse(markup: str) -> Document:
 _BLOCKS = "center, fieldset, form, hgroup, search, legend, dialog, optgroup, option, marquee, noscript"
 _BOXES = ("button", "select", "textarea", "meter", "progress", "output", "object", "canvas", "audio", "video")
 _IN_DRAWINGS = ("text", "desc", "tspan", "foreignObject", "mi", "mn", "mo", "mtext", "annotation")
+_WITHOUT_TEXT = ("checkbox", "color", "file", "hidden", "image", "password", "radio", "range")  # inputs
 _UNSEEN_SIGNS = re.compile("[\u00a0\u00ad]")  # a blank, and where a word may be parted
 _LONGEST_DATA_URL = 100
 # No character of any text. It stands around code in a line, which would become HTML beside another backtick.
@@ -133,6 +134,9 @@ def _prepare(page: Document) -> None:
         for name in ("src", "href"):
             if len(picture.attr(name) or "") > _LONGEST_DATA_URL:
                 picture.attrs[name] = ""  # the picture itself, in letters
+    for field in page.select("input[value]"):
+        if (field.attr("type") or "").lower() not in _WITHOUT_TEXT:
+            field.insert_after(Text(f" {field.attr('value')} "))
     for numbered in page.select("ol[reversed]"):
         _count_down(numbered)
     texts = (each for each in page.descendants if isinstance(each, Text))
@@ -185,6 +189,7 @@ def _nearest(nodes: Iterable[N], tag: str) -> Iterator[tuple[N, Element | None]]
 
 _ROWS = ("thead", "tbody", "tfoot", "tr")
 _CELLS = ("td", "th")
+_MOST_SPANNED = 1000
 _SPARSE = 100  # times as many cells as there are: then rows are not filled up
 
 
@@ -205,24 +210,51 @@ def _unfold(table: Element) -> None:
 
 
 def _complete(table: Element) -> None:
-    """Give every row as many cells as the longest, for only then is a table written as one."""
-    rows: dict[Element, int] = {}
+    """Give each cell its column, and every row as many cells as the longest: only then it is written as a
+    table. Where a cell spans others, they are empty."""
+    rows: dict[Element, list[Element]] = {}
     for part in list(_parts(table)):
         if part.tag == "caption":
             part.tag = "p"
             table.insert_before(part.extract())
         elif part.tag == "tr":
-            rows[part] = sum(isinstance(cell, Element) and cell.tag in _CELLS for cell in part.children)
-        elif part.tag in _CELLS:
-            for name in ("colspan", "rowspan"):
-                if name in part.attrs:
-                    del part.attrs[name]
-    width = max(rows.values(), default=0)
-    if width * len(rows) > _SPARSE * sum(rows.values()):
-        return _unfold(table)
-    for row, cells in rows.items():
-        for _ in range(width - cells):
+            rows[part] = [cell for cell in part.children if isinstance(cell, Element) and cell.tag in _CELLS]
+    most = _SPARSE * sum(map(len, rows.values()))
+    gaps: list[tuple[Element, int]] = []  # how many cells are missing before one
+    filled: dict[Element, int] = {}
+    section: Node | None = None
+    taken: dict[int, int] = {}  # the last row that a cell above reaches into, by column
+    width = steps = 0
+    for number, (row, cells) in enumerate(rows.items()):
+        if row.parent is not section:
+            section, taken = row.parent, {}
+        column = filled[row] = 0
+        for cell in cells:
+            while taken.get(column, -1) >= number and steps <= most:
+                column, steps = column + 1, steps + 1
+            gaps.append((cell, column - filled[row]))
+            filled[row] = column + 1
+            across, down = _spanned(cell, "colspan"), _spanned(cell, "rowspan")
+            if down > 1:
+                taken |= dict.fromkeys(range(column, column + across), number + down - 1)
+            column, steps = column + across, steps + across
+            width = max(width, filled[row])
+            if max(steps, width * len(rows)) > most:
+                return _unfold(table)
+    for cell, count in gaps:
+        for _ in range(count):
+            cell.insert_before(Element("td"))
+    for row, count in filled.items():
+        for _ in range(width - count):
             row.append(Element("td"))
+
+
+def _spanned(cell: Element, name: str) -> int:
+    """Return over how many columns or rows a cell reaches, and take that from it."""
+    reaches = max(1, min(_number(cell.attr(name), 1), _MOST_SPANNED))
+    if name in cell.attrs:
+        del cell.attrs[name]
+    return reaches
 
 
 def _notation() -> Markdown:

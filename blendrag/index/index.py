@@ -68,6 +68,8 @@ class BlendIndex(Answering):
 
         make_selector(settings.blending)  # a typo is an error, not a slow answer
         check_budget(settings.blending)
+        if path == "":
+            raise ConfigError("the index has no name: give the path of its folder")
         root = Path(path).expanduser().resolve()
         if not create and not (root / "catalogue.sqlite").is_file():
             from blendrag.store.maintenance.closed_index import no_index

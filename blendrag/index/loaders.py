@@ -24,6 +24,7 @@ from blendrag.text import encodable
 
 MAX_FILE_BYTES = 50 << 20
 
+_KINDS = ".md .txt .html .pdf .docx .pptx .xlsx .epub, data and code"
 _JUNK_NAMES = frozenset({"__pycache__", "node_modules", "Thumbs.db", "desktop.ini"})
 
 
@@ -89,7 +90,9 @@ def wholes(items: Item | Iterable[Item]) -> set[str]:
 
 def is_single(items: Item | Iterable[Item]) -> bool:
     """Return whether this is an item itself, not several."""
-    return isinstance(items, str | Path | Document) or hasattr(items, "page_content")
+    if isinstance(items, str | Path | Document | bytes | Mapping) or hasattr(items, "page_content"):
+        return True
+    return not isinstance(items, Iterable)
 
 
 def _as_list(items: Item | Iterable[Item]) -> list[Item]:
@@ -110,7 +113,8 @@ def _resolve(item: Item) -> Path | Document:
     if hasattr(item, "page_content"):
         return _from_framework(item)
     if not isinstance(item, str | Path):
-        raise SourceError(f"cannot ingest a {type(item).__name__}: give paths, texts or documents")
+        kinds = "paths, texts, or documents of blendrag's or LangChain's"
+        raise SourceError(f"cannot ingest a {type(item).__name__}: give {kinds}")
     path = os.path.expanduser(item)
     if os.path.lexists(path):
         return Path(os.path.realpath(path))
@@ -143,10 +147,11 @@ def _near(path: Path) -> str:
     while not os.path.isdir(parent):
         missing, parent = parent.name, parent.parent
     try:
-        match = difflib.get_close_matches(missing, os.listdir(parent), n=1)
+        names = {name.casefold(): name for name in os.listdir(parent)}
     except OSError:
-        match = []
-    return f"; did you mean {str(parent / match[0])!r}?" if match else ""
+        names = {}
+    match = difflib.get_close_matches(missing.casefold(), names, n=1)
+    return f"; did you mean {str(parent / names[match[0]])!r}?" if match else ""
 
 
 # -- reading ---------------------------------------------------------------------------------------
@@ -205,8 +210,7 @@ def _load_folder(folder: Path, max_bytes: int, seen: set[str], excluded: set[str
             problem = problem or f"; {loaded.source!r} was skipped: {loaded.reason}"
         yield loaded
     if not found:
-        suffixes = " ".join(sorted(suffix for suffix in READERS if suffix))
-        raise SourceError(f"no documents in folder {_source(folder)!r}; looked for {suffixes}{problem}")
+        raise SourceError(f"no documents in folder {_source(folder)!r}; looked for {_KINDS}{problem}")
 
 
 def _walk(folder: Path, excluded: set[str]) -> Iterator[Path]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import posixpath
+import re
 import warnings
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
@@ -35,7 +36,7 @@ def read_archive(data: bytes) -> Content:
         if damaged := archive.testzip():
             raise Unusable(f"broken ZIP archive (damaged in {damaged!r})")
         try:
-            return read(archive)
+            return read(_plain(archive))
         except ModuleNotFoundError as error:
             raise Unusable(f"needs blendrag[documents] ({error.name} is not installed)") from None
 
@@ -48,6 +49,28 @@ def _reader(names: set[str]) -> Callable[[zipfile.ZipFile], Content]:
         if folder in folders:
             return read
     raise Unusable("ZIP archive that is neither Word, PowerPoint, Excel nor EPUB")
+
+
+# The strict form of Office's formats, and shows, differ from what is read in names only.
+_PLAIN = (
+    (re.compile(rb"http://purl\.oclc\.org/ooxml/(\w+)/"), rb"http://schemas.openxmlformats.org/\1/2006/"),
+    (re.compile(rb"presentationml\.(slideshow|template)\.main"), b"presentationml.presentation.main"),
+)
+
+
+def _plain(archive: zipfile.ZipFile) -> zipfile.ZipFile:
+    """Return a document of Office's under the names that its readers know."""
+    names = {"[Content_Types].xml", "_rels/.rels"} & set(archive.namelist())
+    if not any(kind.search(archive.read(name)) for kind, _ in _PLAIN for name in names):
+        return archive
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as written:
+        for name in archive.namelist():
+            part = archive.read(name)
+            for kind, known in _PLAIN if name.endswith((".xml", ".rels")) else ():
+                part = kind.sub(known, part)
+            written.writestr(name, part)
+    return zipfile.ZipFile(file)
 
 
 def _stream(archive: zipfile.ZipFile) -> IO[bytes]:

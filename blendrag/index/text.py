@@ -92,15 +92,11 @@ def _decode_16_bit(data: bytes) -> str:
 
 
 def _detected(sample: bytes) -> str:
+    """Return the encoding that the letters look like. What a page declares is left to the caller, and signs
+    apart from letters (£30, 20 °C) tell nothing."""
     with needs("blendrag[index]"):
-        from charset_normalizer import from_bytes
-    # 16-bit text was decoded or refused before. Among equal guesses the most common one is taken: in a short
-    # Western text nothing tells its accents from Polish ones.
-    guesses = from_bytes(sample, cp_exclusion=["utf_16", "utf_16_be", "utf_16_le"])
-    best = guesses.best()
-    equal = {
-        guess.encoding
-        for guess in guesses
-        if best and guess.chaos <= best.chaos and guess.coherence >= best.coherence
-    }
-    return "cp1252" if best is None or "cp1252" in equal else best.encoding
+        from turbohtml.detect import detect
+    return detect(_LONE_SIGN.sub(b" ", sample.replace(b"<", b" "))).codec or "cp1252"
+
+
+_LONE_SIGN = re.compile(rb"(?<![A-Za-z\x80-\xff])[\xa1-\xbf](?![\x80-\xff])")

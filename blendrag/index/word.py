@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
 _WORD = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
-_STRICT = b"http://purl.oclc.org/ooxml/wordprocessingml/main"
+_LEADING = "{http://schemas.openxmlformats.org/officeDocument/2006/relationships}"
 _W = f"{{{_WORD}}}"
 _VAL = f"{_W}val"
 MATH = "/math}"  # the end of both namespaces of formulas
@@ -47,11 +47,12 @@ def for_mammoth(archive: zipfile.ZipFile) -> io.BytesIO:
     trees: dict[str, Element] = {}
     for name in filter(re.compile(r"word/[^/]+\.xml").fullmatch, parts):
         with contextlib.suppress(ElementTree.ParseError):  # mammoth says so, if it needs this part
-            trees[name] = ElementTree.fromstring(parts[name].replace(_STRICT, _WORD.encode()))
+            trees[name] = ElementTree.fromstring(parts[name])
     numbers = _Numbers(trees.values())
     for name, root in trees.items():
         if _local(root) in _READ:
             _read_whole(root)
+            _cut(root, parts.get(f"word/_rels/{name.removeprefix('word/')}.rels", b""))
             for paragraph in root.iter(f"{_W}p") if _local(root) == "document" else ():
                 numbers.write(paragraph)
             parts[name] = ElementTree.tostring(root, "utf-8")
@@ -70,6 +71,15 @@ def numbered(page: str) -> str:
 
 def _local(element: Element) -> str:
     return element.tag.rpartition("}")[2]
+
+
+def _cut(root: Element, targets: bytes) -> None:
+    """Cut what leads to nothing that the document has: links and pictures without a target."""
+    there = set(re.findall(r"""\bId=["']([^"']*)""", targets.decode("utf-8", "replace")))
+    for element in root.iter():
+        for name in [name for name in element.attrib if name.startswith(_LEADING)]:
+            if element.attrib[name] not in there:
+                del element.attrib[name]
 
 
 # -- what mammoth would pass over --------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from blendrag.remote.collection import RemoteCollection
 from blendrag.remote.http import Server, made, refusal, understood
 from blendrag.remote.reading import Reader, timeout_of
 from blendrag.settings import Settings
-from blendrag.text import encodable
+from blendrag.text import encodable, plain
 
 _CHAT, _COMPLETIONS = "v1/chat/completions", "v1/completions"
 _BETWEEN_ATTEMPTS_S = 1.0
@@ -254,7 +254,7 @@ class RemoteChat(ChatModel):
         elif "tools" in options:
             options["tool_choice"] = "none"
         if request.chat_template_kwargs:
-            options["chat_template_kwargs"] = dict(request.chat_template_kwargs)
+            options["chat_template_kwargs"] = plain(request.chat_template_kwargs)
         harmless = [
             {**message, "content": without_control(template.control_tokens, message.get("content"))}
             for message in with_roles(messages, system=template.takes_system, welcome=template.takes_welcome)

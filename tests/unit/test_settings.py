@@ -171,6 +171,15 @@ def test_none_means_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Settings.load(similarity_top_k=None).similarity_top_k == 3
 
 
+def test_cache_folder_of_no_name_is_not_the_one_where_the_program_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("BLENDRAG_CACHE_DIR", "")
+    assert Settings.load().cache_dir != Path()
+    monkeypatch.delenv("BLENDRAG_CACHE_DIR")
+    assert Settings.load(cache_dir="").cache_dir != Path()
+
+
 def test_named_config_file_replaces_the_one_in_the_folder(
     empty_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -105,6 +105,7 @@ def vllm_sampling(sampling: Sampling, room: int, recipe: Recipe | None, ticket: 
         SamplingParams,
         StructuredOutputsParams,
         VLLMClientError,
+        check_readable,
     )
 
     if sampling.other.get("n", 1) != 1:
@@ -117,7 +118,10 @@ def vllm_sampling(sampling: Sampling, room: int, recipe: Recipe | None, ticket: 
     if forced:
         extra[FORCED], logprobs, other = forced, logprobs or 0, {**other, "ignore_eos": True}
     try:
-        return SamplingParams(
+        extra = {**(other.get("extra_args") or {}), **extra}
+        if other.get("logit_bias"):
+            other = {**other, "logit_bias": {int(token): bias for token, bias in other["logit_bias"].items()}}
+        params = SamplingParams(
             max_tokens=min(len(forced) or sampling.max_tokens or room, room),
             temperature=sampling.temperature,
             top_p=sampling.top_p,
@@ -126,10 +130,11 @@ def vllm_sampling(sampling: Sampling, room: int, recipe: Recipe | None, ticket: 
             logprobs=logprobs,
             structured_outputs=grammar and StructuredOutputsParams(**{grammar.kind: grammar.value}),
             output_kind=RequestOutputKind.DELTA,
-            extra_args=extra or None,
-            **other,
+            **{**other, "extra_args": extra or None},
         )
-    except (TypeError, ValueError, VLLMClientError) as error:
+        check_readable(params)
+        return params
+    except (AttributeError, TypeError, ValueError, VLLMClientError) as error:
         raise ConfigError(f"vLLM refuses these sampling parameters: {error}") from error
 
 

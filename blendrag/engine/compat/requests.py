@@ -7,6 +7,7 @@ from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 from vllm import SamplingParams, exceptions
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
@@ -30,6 +31,7 @@ __all__ = [
     "StructuredOutputsParams",
     "VLLMClientError",
     "answers_of_all",
+    "check_readable",
     "content_parts",
     "detokenizer",
     "end_answers",
@@ -45,6 +47,14 @@ __all__ = [
     "tool_parsers",
     "window_of",
 ]
+
+
+def check_readable(params: SamplingParams) -> None:
+    """Raise ValueError for parameters that the engine's process cannot read: it would answer nobody again."""
+    try:
+        msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams)
+    except (msgspec.MsgspecError, OverflowError) as error:
+        raise ValueError(str(error)) from error
 
 
 async def answers_of_all(llm: Any, method: str, args: tuple[Any, ...]) -> list[Any]:

@@ -113,7 +113,8 @@ def document_texts(
         for one in message.artifact
         if isinstance(one, Document)
     ]
-    given = [documents] if isinstance(documents, str | Document) else documents
+    alone = isinstance(documents, str | Document) or not isinstance(documents, Iterable)
+    given = [documents] if alone else documents
     texts = [one.page_content if isinstance(one, Document) else one for one in [*given, *attached]]
     if not all(isinstance(text, str) for text in texts):
         raise ConfigError(f"documents has to be texts or documents, not {documents!r}")

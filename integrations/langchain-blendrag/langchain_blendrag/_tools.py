@@ -23,6 +23,9 @@ from langchain_core.utils.pydantic import is_basemodel_subclass
 
 from blendrag.errors import ConfigError
 
+# Keys of functions in the forms of OpenAI, Anthropic and Bedrock: what has none of them is a JSON schema.
+_OF_FUNCTIONS = {"function", "input_schema", "name", "parameters", "toolSpec"}
+
 
 def bound_tools(tools: Sequence[Any], tool_choice: str | bool | dict[str, Any] | None) -> dict[str, Any]:
     """Return keyword arguments of a request that offers tools. Raises ConfigError for a choice that names
@@ -52,26 +55,38 @@ def _function(tool: Any) -> dict[str, Any]:
         if made.get("type") != "function":
             raise ConfigError(f"tool {made.get('type')!r} is another provider's own: give a function")
         made = {"type": "function", "function": {name: made[name] for name in made if name != "type"}}
-    if (whole := _referring_to_itself(getattr(tool, "tool_call_schema", tool))) is not None:
+    if (whole := _lost_in_part(getattr(tool, "tool_call_schema", tool))) is not None:
         made["function"]["parameters"] = whole
     return made
 
 
+def _unwrapped(schema: Any) -> Any:
+    """Return the schema that a ``response_format`` of OpenAI's has inside; any other as it is."""
+    if isinstance(schema, dict) and schema.get("type") == "json_schema":
+        schema = schema.get("json_schema")
+    if isinstance(schema, dict) and isinstance(schema.get("schema"), dict) and "name" in schema:
+        return {"title": schema["name"], **schema["schema"]}
+    return schema
+
+
 def _json_schema(schema: Any) -> dict[str, Any]:
     """Return a schema in any of LangChain's forms as JSON schema."""
-    whole = _referring_to_itself(schema)
+    whole = _lost_in_part(schema)
     if whole is None:
         return convert_to_json_schema(schema)
     return {"title": getattr(schema, "__name__", "answer"), **whole}
 
 
-def _referring_to_itself(schema: Any) -> dict[str, Any] | None:
-    """Return the JSON schema of a class, or a dictionary, of which a part refers to one around it: there,
-    LangChain's conversion allows anything. None for all others."""
+def _lost_in_part(schema: Any) -> dict[str, Any] | None:
+    """Return the JSON schema of a class, or a dictionary, for parts of which LangChain's conversion allows
+    anything: those that refer to one around them, and a whole that is no object with properties. None for all
+    others."""
     if isinstance(schema, type) and is_basemodel_subclass(schema) and hasattr(schema, "model_json_schema"):
         schema = schema.model_json_schema()
     if not isinstance(schema, dict):
         return None
+    if not schema.keys() & _OF_FUNCTIONS and not {"title", "properties"} <= schema.keys():
+        return schema
 
     def returns(part: Any, around: tuple[str, ...]) -> bool:
         if isinstance(part, list):
@@ -92,11 +107,14 @@ def structured(
 ) -> Runnable[LanguageModelInput, Any]:
     """Return the model, held to a schema, and a parser behind it. An answer that was cut off is an
     OutputParserException, at the end of a stream that may have given out beginnings of a dictionary."""
+    schema = _unwrapped(schema)
     is_class = isinstance(schema, type) and is_basemodel_subclass(schema)
     parser: BaseOutputParser[Any]
     if schema is None and method != "json_mode":
         raise ConfigError(f"method {method!r} needs a schema")
     if method == "function_calling":
+        if _json_schema(schema).get("type", "object") != "object":
+            raise ConfigError("method 'function_calling' needs a schema of an object: a call's arguments")
         bound = bound_tools([schema], True)
         name = bound["tools"][0]["function"]["name"]
         parser = (

@@ -38,6 +38,13 @@ _quiet: ContextVar[WarmingStore | None] = ContextVar("blendrag_quiet_store", def
 Then = Callable[["WarmingStore", Mapping[str, Any], Any], None]
 
 
+def keeping(llm: ChatBlend | None) -> ChatBlend | None:
+    """Return the model whose KV is to be kept. Raises ConfigError for one that keeps none."""
+    if llm is not None and not hasattr(llm, "chat"):
+        raise ConfigError(f"llm has to be a ChatBlend, whose engine keeps KV, not a {type(llm).__name__}")
+    return llm
+
+
 class WarmingStore(VectorStore):
     """A mixin in front of a vector store's class. Without ``llm`` it does nothing.
 

@@ -143,6 +143,8 @@ class ChatBlend(BlendOverrides, InConversation):
         if not isinstance(values, dict):
             return values
         values = foreign.by_our_names(values, SYNONYMS)
+        if values.get("kv_dir") == "":  # of no name: not the folder where one is
+            del values["kv_dir"]
         fields = {*cls.model_fields, "model_name"}
         ours = Settings.model_fields.keys() - fields
         renamed = foreign.FORMER_SETTINGS - fields  # Settings say what they are called now

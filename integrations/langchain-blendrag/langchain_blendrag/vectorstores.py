@@ -12,7 +12,7 @@ from langchain_core.documents import Document
 
 from blendrag import Collection
 from blendrag.errors import needs
-from langchain_blendrag._warming import WarmingStore
+from langchain_blendrag._warming import WarmingStore, keeping
 
 with needs("langchain-blendrag[chroma]"):
     from langchain_chroma import Chroma
@@ -43,7 +43,7 @@ class BlendChroma(WarmingStore, Chroma):
 
     def __init__(self, *args: Any, llm: ChatBlend | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.llm = llm
+        self.llm = keeping(llm)
 
     def add_texts(
         self,

@@ -14,8 +14,9 @@ from langchain_core.documents import Document
 from langchain_core.vectorstores import VectorStore
 
 from blendrag import Collection, plain
+from blendrag.errors import ConfigError
 from langchain_blendrag._listing import documents_of
-from langchain_blendrag._warming import WarmingStore, followed
+from langchain_blendrag._warming import WarmingStore, followed, keeping
 
 if TYPE_CHECKING:
     from langchain_blendrag.chat_models import ChatBlend
@@ -36,6 +37,9 @@ def warm(vectorstore: Store, llm: ChatBlend | None, name: str | None = None) -> 
     Returns:
         The same object.
     """
+    if not isinstance(vectorstore, VectorStore):
+        raise ConfigError(f"warm() takes a vector store of LangChain's, not {vectorstore!r}")
+    llm = keeping(llm)
     if not isinstance(vectorstore, WarmingStore):
         vectorstore.__class__ = _warm_class(type(vectorstore))  # type: ignore[assignment]
     assert isinstance(vectorstore, WarmingStore), "its class is one now"

@@ -72,6 +72,16 @@ def test_what_a_user_shows_is_refused_not_dropped(block: Any) -> None:
         said_by("user", BLUE, block)
 
 
+def test_what_a_user_showed_before_ends_no_conversation() -> None:
+    shown = ChatMessage(role="user", blocks=[BLUE, PICTURES[0]])
+    later = [ChatMessage("A picture.", role="assistant"), ChatMessage("And now?")]
+    with pytest.warns(BlendragWarning, match="left out content of type 'image'"):
+        assert plain_messages([shown, *later])[0]["content"] == "It is blue."
+    call = ChatMessage(role="assistant", blocks=[SILENT[2]])
+    with pytest.raises(ConfigError, match="reads text only"):
+        plain_messages([shown, call, ChatMessage("r", role="tool")])
+
+
 def test_text_is_kept_wherever_it_is_nested() -> None:
     notes = DocumentBlock(data=b"from a file", title="notes.md")
     cited = CitableBlock(title="t", source="s", content=[TextBlock(text="cited"), notes])

@@ -43,6 +43,10 @@ def asked(scripted: Any) -> Any:
     return scripted.asked[-1].sampling
 
 
+def test_folder_of_no_name_is_the_usual_one() -> None:
+    assert BlendLLM(kv_dir="").kv_dir is None  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("other", [OpenAI, OpenAILike], ids=lambda other: other.__name__)
 def test_arguments_of_openais_classes_are_taken(other: Any) -> None:
     made = other(model="gpt-4o-mini", api_key="none", max_tokens=9)

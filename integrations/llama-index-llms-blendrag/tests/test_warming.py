@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from llama_index.core import Document, MockEmbedding, StorageContext, VectorStoreIndex
 from llama_index.core.ingestion import IngestionPipeline
+from llama_index.core.llms import MockLLM
 from llama_index.core.node_parser import SentenceSplitter
 from llama_index.core.schema import BaseNode, NodeRelationship, RelatedNodeInfo, TextNode
 from llama_index.core.vector_stores import SimpleVectorStore
@@ -318,3 +319,15 @@ def test_splitter_and_store_work_in_one_pipeline(llm: BlendLLM) -> None:
 def test_mixin_alone_says_what_to_call() -> None:
     with pytest.raises(ConfigError, match=r"warm\(vector_store, llm\)"):
         WarmKV(llm=None)  # type: ignore[call-arg]
+
+
+def test_what_is_no_store_and_a_model_that_keeps_no_kv_are_named() -> None:
+    import chromadb
+
+    other: Any = MockLLM()
+    with pytest.raises(ConfigError, match="takes a vector store"):
+        warm(SimpleVectorStore, None)  # type: ignore[type-var]
+    with pytest.raises(ConfigError, match=r"has to be a BlendLLM, .* not a MockLLM"):
+        warm(SimpleVectorStore(), other)
+    with pytest.raises(ConfigError, match=r"has to be a BlendLLM, .* not a MockLLM"):
+        BlendChromaVectorStore(chromadb.EphemeralClient().create_collection("of-no-llm"), llm=other)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from blendrag.chat.messages import fit_template, merge_runs, with_roles
 from blendrag.chat.request import make_request
 from blendrag.chat.tools import TemplateFacts
-from blendrag.errors import ConfigError, ModelError
+from blendrag.errors import BlendragWarning, ConfigError, ModelError
 from blendrag.settings import Settings
 
 ALTERNATING = (
@@ -147,6 +147,19 @@ def test_what_is_no_message_is_named(message: Any, said: str) -> None:
         made(message)
 
 
+def test_what_was_answered_already_and_what_models_and_tools_showed_ends_no_conversation() -> None:
+    picture = {"type": "image_url", "image_url": {"url": "u"}}
+    shown = {"role": "user", "content": [picture, {"type": "text", "text": "Sky?"}]}
+    refused = {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}, {"type": "thinking"}]}
+    call = {"role": "assistant", "tool_calls": [{"id": "1", "name": "look", "arguments": {}}]}
+    result = {"role": "tool", "tool_call_id": "1", "content": [picture]}
+    with pytest.warns(BlendragWarning, match="left out content of type"):
+        texts = [one.get("content") for one in made(shown, refused, say("user", "Sea?"), call, result)]
+    assert texts == ["Sky?", "No.", "Sea?", None, ""]
+    with pytest.raises(ConfigError, match="image_url"):
+        made(refused, shown, call, say("tool", "blue"))
+
+
 @pytest.mark.parametrize("name", ["stop", "documents"])
 def test_one_text_is_one_and_what_is_none_is_named(name: str) -> None:
     def given(value: Any) -> Any:
@@ -160,7 +173,21 @@ def test_one_text_is_one_and_what_is_none_is_named(name: str) -> None:
             given(wrong)
 
 
-@pytest.mark.parametrize("wrong", [-1, "1", 1.5])
-def test_wrong_number_of_retries_is_named(wrong: Any) -> None:
-    with pytest.raises(ConfigError, match="max_retries"):
-        make_request(Settings.load(), "Sky?", {"max_retries": wrong})
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("max_tokens", 0),  # not the whole window
+        ("max_tokens", -5),
+        ("max_tokens", 2.5),
+        ("max_tokens", "many"),
+        ("max_retries", -1),
+        ("max_retries", "1"),
+        ("temperature", "hot"),
+        ("temperature", float("nan")),
+        ("top_p", -1),
+        ("timeout", "soon"),
+    ],
+)
+def test_number_that_cannot_be_used_is_refused_by_the_name_of_its_option(option: Any, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"{option} has to be a .*number of at least"):
+        make_request(Settings(), "text", {option: value})

@@ -117,3 +117,22 @@ def test_wrong_question_is_refused_in_one_line(
         index.ask(prompt, **options)
     assert said in str(refused.value) and "\n" not in str(refused.value)
     assert engine.asked == 0
+
+
+@pytest.mark.parametrize("wanted", [0, -1, 2.5, "2"])
+def test_number_of_chunks_that_cannot_be_is_not_taken_for_an_empty_index(
+    index: BlendIndex, wanted: Any
+) -> None:
+    with pytest.raises(ConfigError, match="similarity_top_k has to be"):
+        index.retrieve("Where?", wanted)
+    with pytest.raises(ConfigError, match="similarity_top_k has to be"):
+        index.ask("Where?", similarity_top_k=wanted)
+
+
+def test_index_without_a_name_does_not_fill_the_folder_where_one_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="no name"):
+        BlendIndex.open("")
+    assert not [*tmp_path.iterdir()]

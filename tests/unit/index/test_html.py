@@ -164,8 +164,17 @@ def test_xhtml_is_read() -> None:
         ("un<b>believ</b>able <del>not</del>", "unbelievable ~~not~~"),
         ("<table><caption>C</caption><tr><th>a<th>b</table>", "C\n\n| a | b |\n| --- | --- |"),
         ("<table><tr><th>a<th>b<tr><td colspan=2>c</table>", "| a | b |\n| --- | --- |\n| c |  |"),
+        (
+            "<table><tr><th rowspan=2>A<th colspan=2>B<tr><th>b<th>c<tr><td>1<td>2<td>3</table>",
+            "| A | B |  |\n| --- | --- | --- |\n|  | b | c |\n| 1 | 2 | 3 |",
+        ),
+        (
+            "<table><tr><td>1<td rowspan=9>m<td>3<tr><td>4<td>6<tbody><tr><td colspan=99>7</table>",
+            "| 1 | m | 3 |\n| --- | --- | --- |\n| 4 |  | 6 |\n| 7 |  |  |",
+        ),
         ("<table><tr><td>1<td><pre>a\n b</pre></table>", "1\n\n```\na\n b\n```"),
         ("<select><option>one<option>two</select>", "one\n\ntwo"),
+        ("<p>to <input value='Anna'><input type=hidden value=token></p>", "to Anna"),
         (f"<img alt=dot src='data:image/png;base64,{'A' * 200}'>", "![dot](<>)"),
         ("<div role=navigation>menu</div>main", "main"),
     ],

@@ -174,6 +174,8 @@ def test_mistyped_path_is_not_taken_for_a_text(folder: Path) -> None:
     (folder / "handbook.md").write_text("text")
     with pytest.raises(SourceError, match=r"did you mean '.*handbook\.md'"):
         load_sources(str(folder / "handbok.md"))
+    with pytest.raises(SourceError, match=r"did you mean '.*handbook\.md'"):
+        load_sources(str(folder / "HANDBOOK.MD"))
 
 
 def test_mistyped_folder_is_named_not_the_file_in_it(folder: Path) -> None:
@@ -206,9 +208,11 @@ def test_prose_is_a_text() -> None:
     assert document.source.startswith("text-")
 
 
-def test_wrong_type_is_named() -> None:
-    with pytest.raises(SourceError, match="cannot ingest a int"):
-        load_sources([3])
+@pytest.mark.parametrize("item", [3, None, b"text", {"text": "a"}, object()])
+def test_wrong_type_is_named(item: object) -> None:
+    for items in (item, [item]):
+        with pytest.raises(SourceError, match=f"cannot ingest a {type(item).__name__}"):
+            load_sources(items)
 
 
 def test_pages_of_one_file_do_not_replace_each_other() -> None:

@@ -243,6 +243,46 @@ def test_archive_of_anything_else_is_refused() -> None:
         read_archive(archive({"a.txt": "text", "word/b.txt": "text"}))
 
 
+def renamed(file: bytes, *names: tuple[bytes, bytes]) -> bytes:
+    with zipfile.ZipFile(io.BytesIO(file)) as old:
+        parts = {name: old.read(name) for name in old.namelist()}
+    for before, now in names:
+        parts = {name: part.replace(before, now) for name, part in parts.items()}
+    return archive({**parts})
+
+
+@pytest.mark.parametrize("file", [docx(), pptx(), xlsx()], ids=["docx", "pptx", "xlsx"])
+def test_document_in_the_strict_form_of_its_format_has_the_same_text(file: bytes) -> None:
+    strict = renamed(
+        file,
+        *(
+            (
+                f"http://schemas.openxmlformats.org/{kind}/2006/".encode(),
+                f"http://purl.oclc.org/ooxml/{kind}/".encode(),
+            )
+            for kind in (
+                "drawingml",
+                "officeDocument",
+                "presentationml",
+                "spreadsheetml",
+                "wordprocessingml",
+            )
+        ),
+    )
+    assert strict != file
+    assert read_archive(strict) == read_archive(file)
+
+
+def test_show_is_read_as_the_presentation_that_it_is() -> None:
+    show = renamed(pptx(), (b"presentationml.presentation.main", b"presentationml.slideshow.main"))
+    assert read_archive(show) == read_archive(pptx())
+
+
+def test_link_that_leads_to_nothing_costs_no_text() -> None:
+    broken = renamed(docx(), (b'Id="rId2"', b'Id="rId99"'))
+    assert read_archive(broken).text == read_archive(docx()).text.replace("[form](forms/b7.pdf)", "form")
+
+
 # -- hostile archives --------------------------------------------------------------------------------------
 
 

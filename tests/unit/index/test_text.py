@@ -24,6 +24,15 @@ from blendrag.index.text import Unusable, decode
         ("最大荷重は四十トンです。受付時間は午前九時から午後五時までです。" * 3, "shift_jis"),
         ("最大荷重は四十トンです。受付時間は午前九時から午後五時までです。" * 3, "euc_jp"),
         ("起重机的最大载荷为四十吨。联通公司的办公室在北京。" * 5, "gb18030"),
+        ("你好世界", "gb18030"),
+        ("Élève", "cp1252"),
+        ("Procédure d’accès : l’employé présente sa carte. Coût : 30 €.", "cp1252"),
+        ("The “renewal” fee is £30 – it’s due in May.", "cp1252"),
+        ("Temperature: 20 °C ± 2 µm", "cp1252"),
+        ("Biuro jest nieczynne w każdą środę, również w święta.", "iso8859-2"),
+        ("Плата за продление составляет 30 евро.", "koi8-r"),
+        ("Işık ığdır çağrı öğrenci şişe", "cp1254"),
+        ("Names what a page declares: <meta charset=big5>, a café", "cp1252"),
     ],
 )
 def test_no_encoding_garbles_the_text(text: str, encoding: str) -> None:

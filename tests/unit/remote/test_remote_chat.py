@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import datetime
 import json
 import pickle
 from typing import Any
@@ -116,6 +117,14 @@ def test_sampling_is_sent(server: Script, chat: RemoteChat) -> None:
     assert {name: asked[name] for name in same} == same
     assert (asked["top_k"], asked["min_p"]) == (4, 0.1)
     assert (asked["logprobs"], asked["top_logprobs"]) == (True, 2)
+
+
+def test_variable_of_the_template_that_json_does_not_know_is_written(
+    server: Script, chat: RemoteChat
+) -> None:
+    server.replies = [events("a")]
+    chat.complete(chat.request(HI, chat_template_kwargs={"day": datetime.date(2024, 1, 2)}))
+    assert body(server)["chat_template_kwargs"] == {"day": "2024-01-02"}
 
 
 def test_tools_need_no_parser_of_the_server(server: Script, chat: RemoteChat) -> None:

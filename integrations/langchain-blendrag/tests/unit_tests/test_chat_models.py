@@ -54,6 +54,10 @@ def test_typing_error_is_told_what_may_be_meant(written: str, meant: str) -> Non
         request(ChatBlend(), **{written: 1})
 
 
+def test_folder_of_no_name_is_the_usual_one() -> None:
+    assert ChatBlend(kv_dir="").kv_dir is None  # type: ignore[arg-type]
+
+
 def test_several_close_names_are_listed() -> None:
     with pytest.warns(BlendragWarning, match=r"did you mean logprobs\? or top_logprobs\?"):
         ChatBlend(logprob=True)
@@ -124,7 +128,7 @@ def test_extra_body_and_model_kwargs_hold_options_of_any_kind() -> None:
 def test_document_alone_is_one_and_what_is_none_is_named() -> None:
     for given in ("The sea is salt.", Document("The sea is salt."), [Document("The sea is salt.")]):
         assert request(ChatBlend(), documents=given).documents == ("The sea is salt.",)
-    for wrong in ([None], [["sea"]], [3]):
+    for wrong in (3, [None], [["sea"]], [3]):
         with pytest.raises(ConfigError, match="documents has to be texts or documents"):
             request(ChatBlend(), documents=wrong)
 

@@ -8,8 +8,9 @@ from typing import Any, TypedDict
 
 import pytest
 from langchain_core.exceptions import OutputParserException
-from pydantic import BaseModel
+from pydantic import BaseModel, RootModel
 
+from blendrag.errors import ConfigError
 from langchain_blendrag import ChatBlend
 
 WHOLE = '{"city": "Bergen", "note": "closed on Fridays", "floors": 3}'
@@ -127,3 +128,45 @@ def test_number_that_may_have_lost_digits_is_an_error(
     read = make(max_tokens=tokens).with_structured_output({"title": "N", "type": "integer"})
     with pytest.raises(OutputParserException, match="no whole JSON"):
         read.invoke("How many?")
+
+
+AMOUNT = {"type": "object", "properties": {"amount": {"type": "integer"}}, "required": ["amount"]}
+NAMED = {"name": "Fee", "schema": AMOUNT, "strict": True}
+LIST = {"title": "Fees", "type": "array", "items": AMOUNT}
+
+
+@pytest.mark.parametrize(
+    ("schema", "wanted"),
+    [
+        ({"name": "Fee", "schema": AMOUNT, "strict": True}, {"title": "Fee", **AMOUNT}),
+        (
+            {"type": "json_schema", "json_schema": {"name": "Fee", "schema": AMOUNT}},
+            {"title": "Fee", **AMOUNT},
+        ),
+        (AMOUNT, {"title": "answer", **AMOUNT}),
+        *(
+            (schema, schema)
+            for schema in (
+                {"title": "Fee", "enum": ["low", "high"]},
+                {"title": "Fee", "anyOf": [AMOUNT, {"type": "null"}]},
+                {"title": "Fee", "$defs": {"A": AMOUNT}, "$ref": "#/$defs/A"},
+                {"title": "Fees", "type": "object", "additionalProperties": {"type": "integer"}},
+            )
+        ),
+        (RootModel[list[int]], RootModel[list[int]].model_json_schema()),
+    ],
+    ids=str,
+)
+def test_no_part_of_a_schema_is_lost(
+    make: Callable[..., ChatBlend], schema: Any, wanted: dict[str, Any]
+) -> None:
+    bound: Any = make().with_structured_output(schema)
+    assert bound.first.kwargs["response_format"]["json_schema"]["schema"] == wanted
+
+
+@pytest.mark.parametrize(
+    "schema", [{"title": "Fees", "type": "array", "items": AMOUNT}, RootModel[list[int]]]
+)
+def test_arguments_of_a_call_are_an_object(make: Callable[..., ChatBlend], schema: Any) -> None:
+    with pytest.raises(ConfigError, match="needs a schema of an object"):
+        make().with_structured_output(schema, method="function_calling")

@@ -13,6 +13,7 @@ from langchain_chroma import Chroma
 from langchain_community.docstore.in_memory import InMemoryDocstore
 from langchain_community.vectorstores import FAISS
 from langchain_core.documents import Document
+from langchain_core.language_models import FakeListChatModel
 from langchain_core.vectorstores import InMemoryVectorStore, VectorStore
 
 from blendrag.errors import ConfigError, EngineError
@@ -253,6 +254,16 @@ def test_least_of_stores_works(recorded_llm: Any, recorder: Any) -> None:
     assert store.similarity_search("grass", k=1) and recorder.prefetched == [[TEXTS[1]]]
     report = store.ingest([Document("Ice melts.")], show_progress=False)
     assert report.added == 1 and "Ice melts." in recorder.kept
+
+
+def test_what_is_no_store_and_a_model_that_keeps_no_kv_are_named(embeddings: Any) -> None:
+    other: Any = FakeListChatModel(responses=[])
+    with pytest.raises(ConfigError, match="takes a vector store"):
+        warm(InMemoryVectorStore, None)  # type: ignore[type-var]
+    with pytest.raises(ConfigError, match=r"has to be a ChatBlend, .* not a FakeListChatModel"):
+        warm(InMemoryVectorStore(embeddings), other)
+    with pytest.raises(ConfigError, match=r"has to be a ChatBlend, .* not a FakeListChatModel"):
+        BlendChroma("things", embeddings, llm=other)
 
 
 def test_chroma_is_warmed_as_blend_chroma_is(

@@ -145,6 +145,8 @@ class BlendLLM(BlendOverrides, StructuredByGrammar):
             return values
         values = dict(values)
         values = {**(values.pop("vllm_kwargs", None) or {}), **values.pop("engine_options", {}), **values}
+        if values.get("kv_dir") == "":  # of no name: not the folder where one is
+            del values["kv_dir"]
         given: dict[str, Any] = {}
         more, options = dict(values.get("more_settings", {})), dict(values.get("additional_kwargs") or {})
         settings = {*Settings.model_fields, *foreign.FORMER_SETTINGS}

@@ -41,14 +41,15 @@ _ARGUMENTS = ("arguments", "args", "input", "tool_kwargs")
 def plain_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     """Return role, text, tool calls and thinking of each message.
 
-    What is no text raises ConfigError in what a user says, and is left out with a BlendragWarning anywhere
-    else: another model wrote it, or a tool.
+    What is no text raises ConfigError in what the user asks now, and is left out with a BlendragWarning
+    anywhere else: it was answered already, or another model wrote it, or a tool.
     """
-    plain: list[dict[str, Any]] = []
+    asked, plain = _asked_from(messages), list[dict[str, Any]]()
     called: dict[str, str] = {}  # names of functions by call: their results have the id only
-    for message in messages:
+    for place, message in enumerate(messages):
         role = _ROLES.get(message.role, message.role.value)
-        one: dict[str, Any] = {"role": role, "content": _text_of(message)}
+        text = _text_of(message, refuse=role == "user" and place >= asked)
+        one: dict[str, Any] = {"role": role, "content": text}
         if calls := _calls_of(message):
             one["tool_calls"] = calls
             called |= {call["id"]: call["name"] for call in calls}
@@ -100,7 +101,16 @@ def as_completion(response: ChatResponse) -> CompletionResponse:
     )
 
 
-def _text_of(message: ChatMessage) -> str:
+def _asked_from(messages: Sequence[ChatMessage]) -> int:
+    """Return the place of the first message that no answer has followed; calls of tools are none."""
+    for place in range(len(messages) - 1, -1, -1):
+        message = messages[place]
+        if _ROLES.get(message.role, message.role.value) == "assistant" and not _calls_of(message):
+            return place + 1
+    return 0
+
+
+def _text_of(message: ChatMessage, refuse: bool) -> str:
     texts: list[str] = []
     others: list[str] = []
     for block in message.blocks:
@@ -109,7 +119,7 @@ def _text_of(message: ChatMessage) -> str:
                 others.append(kind)
             else:
                 texts.append(text)
-    if others and message.role is MessageRole.USER:  # what a user shows, the answer is about
+    if others and refuse:  # what a user shows, the answer is about
         raise ConfigError(f"a message holds content of type {others[0]!r}; this model reads text only")
     for kind in dict.fromkeys(others):
         what = f"left out content of type {kind!r}: this model reads text only"

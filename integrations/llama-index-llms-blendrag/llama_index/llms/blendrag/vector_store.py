@@ -14,7 +14,7 @@ from llama_index.core.vector_stores.types import MetadataFilters, VectorStoreQue
 from blendrag import Collection, KeptDocuments, SyncReport
 from blendrag.errors import BlendragError, ConfigError, needs
 from llama_index.llms.blendrag.nodes import sources_by_id, texts_by_id
-from llama_index.llms.blendrag.warming import found
+from llama_index.llms.blendrag.warming import found, keeping
 
 with needs("llama-index-llms-blendrag[chroma]"):
     from llama_index.vector_stores.chroma import ChromaVectorStore
@@ -45,7 +45,7 @@ class BlendChromaVectorStore(ChromaVectorStore):
         self, *args: Any, llm: BlendLLM | None = None, bare_text: bool = True, **kwargs: Any
     ) -> None:
         super().__init__(*args, **kwargs)
-        self.bare_text, self._llm = bare_text, llm
+        self.bare_text, self._llm = bare_text, keeping(llm)
 
     @classmethod
     def class_name(cls) -> str:

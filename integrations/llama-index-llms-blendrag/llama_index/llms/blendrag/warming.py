@@ -45,6 +45,13 @@ class _Whose:
     bare_text: bool
 
 
+def keeping(llm: BlendLLM | None) -> BlendLLM | None:
+    """Return the model whose KV is to be kept. Raises ConfigError for one that keeps none."""
+    if llm is not None and not hasattr(llm, "collection"):
+        raise ConfigError(f"llm has to be a BlendLLM, whose engine keeps KV, not a {type(llm).__name__}")
+    return llm
+
+
 def warm(
     vector_store: Store, llm: BlendLLM | None, name: str | None = None, *, bare_text: bool = True
 ) -> Store:
@@ -55,6 +62,9 @@ def warm(
     later processes; without one, the KV is released some time after this process has ended. bare_text: keep
     the KV of nodes without their metadata as well (see ``node_texts``).
     """
+    if not isinstance(vector_store, BasePydanticVectorStore):
+        raise ConfigError(f"warm() takes a vector store of LlamaIndex's, not {vector_store!r}")
+    llm = keeping(llm)
     if not isinstance(vector_store, WarmKV) and hasattr(type(vector_store), "llm"):  # BlendChromaVectorStore
         vector_store.llm = llm  # type: ignore[attr-defined]
         return vector_store
