@@ -143,17 +143,3 @@ class KeptPages:
         mine = at < counts[..., None]
         table[mine] = free[((ends - counts)[..., None] + at)[mine]]
         return cls(kept, counts, table)
-
-    def check_integrity(self, pages: HeadPages) -> None:
-        """Raise AssertionError unless each page of the blocks has one owner."""
-        owned = np.concatenate([line[:n] for line, n in zip(self._lines, self.counts.ravel(), strict=True)])
-        layers, heads = np.arange(pages.num_layers)[:, None, None], np.arange(pages.kv_heads)[:, None]
-        every = np.sort(pages.ids(layers, self.blocks, heads).ravel())
-        assert np.array_equal(np.sort(owned), every), (
-            "a page has two owners, or none, or is another request's"
-        )
-
-    @property
-    def _lines(self) -> Ints:
-        lines: Ints = self.table.reshape(-1, self.table.shape[2])
-        return lines
