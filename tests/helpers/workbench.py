@@ -30,9 +30,9 @@ Open = Callable[..., BlendIndex]
 
 FIRST = Sampling(max_tokens=1, logprobs=20)
 
-# What blendrag itself depends on: their long descriptions are real prose, and always installed.
+# What blendrag and its packages depend on: their long descriptions are real prose, and always installed.
 _PACKAGES = (
-    "accelerate", "chromadb", "filelock", "huggingface-hub", "jinja2", "matplotlib",
+    "accelerate", "charset-normalizer", "chromadb", "filelock", "huggingface-hub", "jinja2", "matplotlib",
     "numpy", "pydantic", "pypdf", "rich", "safetensors", "sentence-transformers", "torch", "transformers",
     "typer",
 )  # fmt: skip
