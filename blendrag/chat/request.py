@@ -218,19 +218,18 @@ def _message(message: Any, refuse: bool) -> dict[str, Any]:
         raise ConfigError(f"a message is {{'role': ..., 'content': ...}}, not {message!r}")
     content = message.get("content")
     if isinstance(content, list):
-        texts: list[str] = []
-        for part in content:
-            given = part if isinstance(part, dict) else {"type": type(part).__name__}
-            text, kind = given.get("text", given.get("refusal")), given.get("type")
-            if isinstance(text, str):
-                texts.append(text)
-            elif refuse and message["role"] == "user":
-                raise ConfigError(f"a message holds content of type {kind!r}; this model reads text only")
-            else:
-                warnings.warn(
-                    f"left out content of type {kind!r}: it has no text", BlendragWarning, stacklevel=5
-                )
-        message = {**message, "content": "\n".join(texts)}
+        parts = [part if isinstance(part, dict) else {"type": type(part).__name__} for part in content]
+        texts = [part.get("text", part.get("refusal")) for part in parts]
+        others = [
+            str(part.get("type"))
+            for part, text in zip(parts, texts, strict=True)
+            if not isinstance(text, str)
+        ]
+        if others and refuse and message["role"] == "user":
+            raise ConfigError(f"a message holds content of type {others[0]!r}; this model reads text only")
+        for kind in dict.fromkeys(others):
+            warnings.warn(f"left out content of type {kind!r}: it has no text", BlendragWarning, stacklevel=5)
+        message = {**message, "content": "\n".join(text for text in texts if isinstance(text, str))}
     elif not isinstance(content, str | None):
         raise ConfigError(f"a message's content is text, not {content!r}")
     if calls := message.get("tool_calls"):

@@ -101,7 +101,6 @@ class RequestBlend:
         self._choices = Choices() if choices is None else choices
         self._guard = LoadGuard() if guard is None else guard
         # A choice is of what stands behind the exact prefix, if there is one.
-        self._first = order.written == order.recipe.exact_end
         self._chosen = self._choices.of(order) if order.written > order.recipe.exact_end else None
         # What the engine has of these begins too late for the rows behind a hit: they begin anew.
         self._given_up = model.cache.given_up(order.block_ids, order.others)
@@ -149,7 +148,8 @@ class RequestBlend:
             lost = self._all_lost(_lost_by(failure), failure)
             if not lost:
                 break
-        if self._answered is not None and self._first and not self._missing:  # another time it may be there
+        first = self._order.written == self._order.recipe.exact_end
+        if self._answered is not None and first and not self._missing:  # another time they may be there
             self._choices.keep(self._order, self._answered)
         ms = {**report.ms, "load": report.ms["load"] + 1e3 * self._opened_s}
         return replace(report, ms=ms, trace=tuple(self._trace.events))

@@ -28,7 +28,9 @@ from llama_index.core.llms.llm import ToolSelection
 from openai.types.chat import ChatCompletionMessageFunctionToolCall
 from openai.types.chat.chat_completion_message_function_tool_call import Function
 
+from blendrag.chat.request import make_request
 from blendrag.errors import BlendragWarning, ConfigError
+from blendrag.settings import Settings
 from llama_index.llms.blendrag import BlendLLM
 from llama_index.llms.blendrag.messages import plain_messages
 
@@ -47,9 +49,14 @@ PICTURES = [
 ]
 
 
+def texts_of(*messages: ChatMessage) -> list[str]:
+    read = make_request(Settings(), plain_messages(messages), {}).messages
+    return [str(message["content"]) for message in read if isinstance(message, dict)]
+
+
 def said_by(role: str, *blocks: Any) -> str:
-    (plain,) = plain_messages([ChatMessage(role=role, blocks=list(blocks))])
-    return str(plain["content"])
+    (text,) = texts_of(ChatMessage(role=role, blocks=list(blocks)))
+    return text
 
 
 @pytest.mark.parametrize("role", ["user", "assistant", "system", "tool"])
@@ -76,10 +83,10 @@ def test_what_a_user_showed_before_ends_no_conversation() -> None:
     shown = ChatMessage(role="user", blocks=[BLUE, PICTURES[0]])
     later = [ChatMessage("A picture.", role="assistant"), ChatMessage("And now?")]
     with pytest.warns(BlendragWarning, match="left out content of type 'image'"):
-        assert plain_messages([shown, *later])[0]["content"] == "It is blue."
+        assert texts_of(shown, *later)[0] == "It is blue."
     call = ChatMessage(role="assistant", blocks=[SILENT[2]])
     with pytest.raises(ConfigError, match="reads text only"):
-        plain_messages([shown, call, ChatMessage("r", role="tool")])
+        texts_of(shown, call, ChatMessage("r", role="tool"))
 
 
 def test_text_is_kept_wherever_it_is_nested() -> None:

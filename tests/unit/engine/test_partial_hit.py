@@ -17,34 +17,22 @@ BLOCK = 32
 
 @pytest.mark.parametrize("written", range(BLOCK, 8 * BLOCK, BLOCK))
 @pytest.mark.parametrize("selector", ["query", "query:shift=no", "none", "all"])
+@pytest.mark.parametrize("head", [0, BLOCK])
 @torch.inference_mode()
-def test_rest_behind_a_hit_is_blended_to_what_it_was(tmp_path: Path, selector: str, written: int) -> None:
-    """The same tokens are chosen, whatever is there: else the answer would hang on who asked before."""
+def test_rest_behind_a_hit_is_blended_to_what_it_was(
+    tmp_path: Path, head: int, selector: str, written: int
+) -> None:
+    """The same tokens are chosen, whatever is there: else the answer would hang on who asked before. head:
+    tokens of an exact prefix."""
     model, options = small_model(tmp_path / "model", 4, block_size=BLOCK), BlendOptions(0.3, selector)
     choices = Choices()
-    first = ChunkedPrompt(4).blend(model, tmp_path / "one", options, choices=choices)
+    ChunkedPrompt(4).blend(model, tmp_path / "exact", BlendOptions(1.0))
+    first = ChunkedPrompt(4).blend(model, tmp_path / "one", options, head, choices, head=head)
     whole = model.cache.read_blocks(BLOCK_IDS)
     lost = BLOCK_IDS[written // BLOCK :]
     model.cache.write_blocks(lost, torch.zeros_like(model.cache.read_blocks(lost)))
-    rest = ChunkedPrompt(4).blend(model, tmp_path / "two", options, written, choices)
+    rest = ChunkedPrompt(4).blend(model, tmp_path / "two", options, written, choices, head=head)
     assert rest.recomputed <= first.recomputed
-    found = model.cache.read_blocks(BLOCK_IDS)
-    torch.testing.assert_close(found.view(torch.float32), whole.view(torch.float32))
-
-
-@torch.inference_mode()
-def test_rest_behind_a_hit_and_an_exact_prefix_is_blended_to_what_it_was(tmp_path: Path) -> None:
-    model, options, choices = (
-        small_model(tmp_path / "model", 4, block_size=BLOCK),
-        BlendOptions(0.3),
-        Choices(),
-    )
-    ChunkedPrompt(4).blend(model, tmp_path / "exact", BlendOptions(1.0))
-    ChunkedPrompt(4).blend(model, tmp_path / "one", options, BLOCK, choices, head=BLOCK)
-    whole = model.cache.read_blocks(BLOCK_IDS)
-    lost = BLOCK_IDS[3:]
-    model.cache.write_blocks(lost, torch.zeros_like(model.cache.read_blocks(lost)))
-    ChunkedPrompt(4).blend(model, tmp_path / "two", options, 3 * BLOCK, choices, head=BLOCK)
     found = model.cache.read_blocks(BLOCK_IDS)
     torch.testing.assert_close(found.view(torch.float32), whole.view(torch.float32))
 

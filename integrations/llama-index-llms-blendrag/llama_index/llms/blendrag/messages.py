@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -22,8 +21,6 @@ from llama_index.core.base.llms.types import (
 )
 from llama_index.core.bridge.pydantic import BaseModel
 
-from blendrag.errors import BlendragWarning, ConfigError
-
 if TYPE_CHECKING:
     from blendrag import Answer
 
@@ -39,17 +36,14 @@ _ARGUMENTS = ("arguments", "args", "input", "tool_kwargs")
 
 
 def plain_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """Return role, text, tool calls and thinking of each message.
-
-    What is no text raises ConfigError in what the user asks now, and is left out with a BlendragWarning
-    anywhere else: it was answered already, or another model wrote it, or a tool.
-    """
-    asked, plain = _asked_from(messages), list[dict[str, Any]]()
+    """Return role, parts, tool calls and thinking of each message. A part has its kind, and its text if it
+    has one."""
+    plain = list[dict[str, Any]]()
     called: dict[str, str] = {}  # names of functions by call: their results have the id only
-    for place, message in enumerate(messages):
+    for message in messages:
         role = _ROLES.get(message.role, message.role.value)
-        text = _text_of(message, refuse=role == "user" and place >= asked)
-        one: dict[str, Any] = {"role": role, "content": text}
+        read = (part for block in message.blocks for part in _read(block))
+        one: dict[str, Any] = {"role": role, "content": [{"type": kind, "text": text} for text, kind in read]}
         if calls := _calls_of(message):
             one["tool_calls"] = calls
             called |= {call["id"]: call["name"] for call in calls}
@@ -99,32 +93,6 @@ def as_completion(response: ChatResponse) -> CompletionResponse:
         logprobs=response.logprobs,
         additional_kwargs=response.additional_kwargs,
     )
-
-
-def _asked_from(messages: Sequence[ChatMessage]) -> int:
-    """Return the place of the first message that no answer has followed; calls of tools are none."""
-    for place in range(len(messages) - 1, -1, -1):
-        message = messages[place]
-        if _ROLES.get(message.role, message.role.value) == "assistant" and not _calls_of(message):
-            return place + 1
-    return 0
-
-
-def _text_of(message: ChatMessage, refuse: bool) -> str:
-    texts: list[str] = []
-    others: list[str] = []
-    for block in message.blocks:
-        for text, kind in _read(block):
-            if text is None:
-                others.append(kind)
-            else:
-                texts.append(text)
-    if others and refuse:  # what a user shows, the answer is about
-        raise ConfigError(f"a message holds content of type {others[0]!r}; this model reads text only")
-    for kind in dict.fromkeys(others):
-        what = f"left out content of type {kind!r}: this model reads text only"
-        warnings.warn(what, BlendragWarning, stacklevel=2)
-    return "\n".join(texts)
 
 
 def _read(block: Any) -> Iterator[tuple[str | None, str]]:
