@@ -44,7 +44,8 @@ class Run:
     """One arm at one rate (requests a second), of the requests that were due after the warm-up.
 
     not_blended: with a recipe that the engine prefilled, wholly or in part.
-    reused_tokens, exact_tokens: means of what the engine did not compute itself, and what came from a tree.
+    reused_tokens, exact_tokens: means of what the engine did not compute itself, and what came from a tree,
+        of requests with a first token.
     ttft_ms: from when a request was due; each_ms: of each, in the order of arrival.
     completed_per_s: requests (warm-up's, too) that ended.
     """
@@ -197,18 +198,23 @@ def summarise_run(rate: float, requests: Sequence[Timed], begin: float, end: flo
     own = [request for request in requests if begin <= request.due < end]
     if not own:
         raise ConfigError("no request arrived after the warm-up: ask for more --seconds")
+    begun = [request for request in own if request.tokens]
     first = [1e3 * ((request.tokens[0] if request.tokens else cut_off) - request.due) for request in own]
     ended = sum(request.done is not None and begin <= request.done < end for request in requests)
     return Run(
         rate=rate,
         requests=len(own),
         not_blended=sum(bool(request.report and request.report.problem) for request in own),
-        reused_tokens=float(np.mean([request.reused for request in own])),
-        exact_tokens=float(np.mean([request.report.exact if request.report else 0 for request in own])),
+        reused_tokens=_mean([request.reused for request in begun]),
+        exact_tokens=_mean([request.report.exact if request.report else 0 for request in begun]),
         ttft_ms=percentiles(first),
         each_ms=first,
         completed_per_s=ended / (end - begin),
     )
+
+
+def _mean(counts: Sequence[int]) -> float:
+    return sum(counts) / len(counts) if counts else 0.0
 
 
 def compare_arms(

@@ -29,8 +29,11 @@ def test_waiting_begins_when_a_request_is_due() -> None:
 
 
 def test_request_that_never_had_a_token_is_counted() -> None:
-    run = summarise_run(1, [request(1, 2), request(2, None)], 0, 10, 12)
+    answered = request(1, 2)
+    answered.reused = 128
+    run = summarise_run(1, [answered, request(2, None)], 0, 10, 12)
     assert run.ttft_ms.max == 10_000 and run.requests == 2
+    assert run.reused_tokens == 128, "what it would have reused is not known"
 
 
 def test_warm_up_is_left_out_but_for_what_it_completes_later() -> None:
