@@ -7,8 +7,8 @@ in between.
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
-from concurrent.futures import Future, wait
+from collections.abc import Callable, Generator
+from concurrent.futures import Executor, Future, wait
 from typing import Any, TypeVar
 
 from blendrag.engine.forward.ranks import ALONE, Ranks
@@ -76,8 +76,9 @@ class Jobs:
         return False, None
 
 
-def awaited(work: Future[T]) -> Generator[bool, None, T]:
-    """Wait for another thread's work between the engine's steps, and return its result."""
-    while wait([work], timeout=POLL_S).not_done:
+def by_owner(ranks: Ranks, thread: Executor, work: Callable[[], T]) -> Generator[bool, None, T]:
+    """Run work in another thread of the owner's, and wait for it between the engine's steps."""
+    begun = thread.submit(work) if ranks.first else Future[T]()
+    while ranks.choose(ranks.first and bool(wait([begun], timeout=POLL_S).not_done)):
         yield True
-    return work.result()
+    return ranks.outcome(begun.result)

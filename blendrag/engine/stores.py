@@ -10,7 +10,7 @@ from typing import Any
 from blendrag.control.estimate import Estimator
 from blendrag.control.profile import Profile
 from blendrag.engine.client.watchdog import ENDS_WITHIN_S
-from blendrag.engine.forward.ranks import Ranks, attempt
+from blendrag.engine.forward.ranks import Ranks, open_on_all
 from blendrag.engine.wire.operations import StoreStats
 from blendrag.errors import ConfigError, StoreError
 from blendrag.load.prefetch import Prefetcher
@@ -69,34 +69,25 @@ class Stores:
         if root not in self._stores:
             estimate = Estimator.of(Profile.model_validate(profile)) if profile else None
             specs = [TierSpec.model_validate(spec) for spec in stack]
-            kv = self._open_on_all(lambda: self._open_kv(Path(root), kind, specs, lock))
+            kv = self._open_kv(Path(root), kind, specs, lock)
             self._stores[root] = OpenStore(kv, Prefetcher(kv), estimate, tuple(prefix))
         return root
 
-    def _open_on_all(self, open_kv: Callable[[], KVReader]) -> KVReader:
-        """Open it on every rank, or on none: otherwise only some would take part in what all do at the next
-        attempt."""
-        kv, error = attempt(open_kv)
-        error = next(filter(None, self._ranks.everyone(error)), None)
-        if error is not None:
-            if kv is not None:
-                kv.close()
-            raise error
-        assert kv is not None
-        return kv
-
     def _open_kv(self, root: Path, kind: KVIdentity, stack: Sequence[TierSpec], lock: int) -> KVReader:
-        """Open the owner's first, with the lock: the others find what it has made."""
         ranks, heads, dtype = self._ranks, kind.num_kv_heads, self._dtype
         own, shards = ranks.heads(heads), ranks.shards(heads)
         stack = [spec.share(1 / ranks.size) for spec in stack] if ranks.size > 1 else stack
-        if not self._owner:
-            if all(spec.kind == "ram" for spec in stack):
-                raise ConfigError("data parallel engines cannot share KV by RAM alone: add a tier below it")
+        if not self._owner and all(spec.kind == "ram" for spec in stack):
+            raise ConfigError("data parallel engines cannot share KV by RAM alone: add a tier below it")
+        holds = (ENDS_WITHIN_S if lock else None, lock)
+
+        def read() -> KVReader:
             return KVReader.open(root, kind, dtype, stack, own, shards)
-        opened, holds = list[KVReader](), (ENDS_WITHIN_S if lock else None, lock)
-        ranks.outcome(lambda: opened.append(KVStore.open(root, kind, dtype, stack, own, shards, *holds)))
-        return opened[0] if ranks.first else KVReader.open(root, kind, dtype, stack, own, shards)
+
+        def store() -> KVReader:
+            return KVStore.open(root, kind, dtype, stack, own, shards, *holds)
+
+        return open_on_all(ranks, store if self._owner else read, read)
 
     def get(self, store: str) -> OpenStore:
         if store not in self._stores:

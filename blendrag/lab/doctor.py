@@ -148,7 +148,7 @@ def _states(engine: Engine, settings: Settings) -> list[Check]:
     engine.reset_prefix_cache()
     engine.generate(prompt.token_ids, _ONE)
     own = engine.generate(prompt.token_ids, _ONE)
-    with scratch_tree(engine, settings) as scratch:
+    with scratch_tree(engine, settings, disk=True) as scratch:
         scratch.hold(prompt)
         engine.reset_prefix_cache()
         restored = engine.generate(prompt.token_ids, replace(_ONE, path=scratch.path(prompt)))
@@ -219,7 +219,7 @@ class _Check:
 
     def _restored(self, prompt: Prompt, full: Delta) -> Check:
         """Check a prompt that is restored from a tree of its own, into which it was stored before."""
-        with scratch_tree(self.engine, self.settings) as scratch:
+        with scratch_tree(self.engine, self.settings, disk=True) as scratch:
             scratch.hold(prompt)
             path = scratch.path(prompt)
             self.engine.reset_prefix_cache()

@@ -194,7 +194,8 @@ class ScratchTree:
 def scratch_tree(
     engine: Engine, settings: Settings, blocks: int | None = None, *, disk: bool = False
 ) -> Iterator[ScratchTree]:
-    """Open an empty tree in RAM for a while. blocks: the engine's, at most. disk: over one."""
+    """Open an empty tree in RAM for a while. blocks: the engine's, at most. disk: over one, which several
+    ranks share."""
     identity = kv_identity(settings, engine.model_path, prefix_ids(settings, engine.model_path))
     row = Layout(replace(identity, codec="raw"), engine.facts.dtype).row_bytes(engine.facts.block_size, 1)
     limit = None if blocks is None else blocks * row * engine.facts.num_layers

@@ -62,7 +62,7 @@ class Prefixes:
         cls, root: Path, settings: Settings, catalogue: Catalogue, engine: RunningEngine
     ) -> Prefixes | None:
         """Open those of the library in ``root``, which has this catalogue; None where its engine keeps none:
-        it cannot blend, has several ranks, or other clients. What is left of another engine's is removed.
+        it cannot blend, or has other clients. What is left of another engine's is removed.
         Raises StoreError."""
         folder = tree_folder(root)
         if not engine.facts.blocks or not engine.alone:

@@ -12,7 +12,7 @@ from pathlib import Path
 from blendrag.engine.client.running import RunningEngine
 from blendrag.engine.wire.prefixes import PrefixPath
 from blendrag.engine.wire.recipe import Recipe
-from blendrag.errors import BlendragWarning, StoreError
+from blendrag.errors import BlendragWarning, ConfigError, StoreError
 from blendrag.progress import Progress
 from blendrag.prompt import PromptPlan
 from blendrag.serving.forecaster import FORECASTS, Forecaster, wants_forecasts
@@ -62,12 +62,12 @@ class Sidecars:
             self._close_prefixes()
             try:
                 self.prefixes = Prefixes.open(self._root, self._settings, self._catalogue, engine)
-            except StoreError as error:
+            except (StoreError, ConfigError) as error:
                 self._without_tree(error)
             else:
                 if self.prefixes is None:
                     several = (
-                        "several devices, engines or API servers keep none yet,"
+                        "several engines or API servers keep none yet,"
                         " nor do models whose layers have all windows, or differ in shape"
                     )
                     self._without_tree(several if engine.facts.states else engine.facts.reason or several)

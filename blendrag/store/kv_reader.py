@@ -43,10 +43,12 @@ class KVReader:
         stack: Sequence[TierSpec],
         own: range | None = None,
         shards: int = 1,
+        *,
+        layout: Layout | None = None,
     ) -> KVReader:
         """Open a reader of the store in ``root``, which the owner has opened. ``own``: the KV heads that this
-        process has. Raises ConfigError, StoreError."""
-        layout, tiers = Layout(identity, dtype, own, shards), list[Tier]()
+        process has. layout: for records that are no chunks. Raises ConfigError, StoreError."""
+        layout, tiers = layout or Layout(identity, dtype, own, shards), list[Tier]()
         try:
             for spec in stack:
                 read_only = spec if spec.kind == "ram" else spec.model_copy(update={"write": "never"})
@@ -114,9 +116,7 @@ class KVReader:
         if isinstance(opened, Miss):
             return opened
         try:
-            head = opened.head
-            whole = self.replicas.want_whole(opened)
-            record = read_rows(opened, range(head.num_rows) if whole else head.own_rows)
+            record = self.read(opened)
         except DamagedError:
             self.damaged(opened.tier.name, key)
             return Miss("damaged")
@@ -126,6 +126,13 @@ class KVReader:
             self.close_records([opened])
         self.replicas.promote(record, opened.tier)
         return record
+
+    def read(self, opened: Opened) -> Record:
+        """Return what this process reads of an opened record, verified; all of it where a faster tier would
+        keep that. Raises DamagedError, TierError."""
+        head = opened.head
+        whole = self.replicas.want_whole(opened)
+        return read_rows(opened, range(head.num_rows) if whole else head.own_rows)
 
     def prefetch(self, key: str) -> None:
         """Bring a chunk into the RAM tier, if it can be had and kept."""
@@ -141,6 +148,10 @@ class KVReader:
     def damaged(self, tier: str, key: str) -> None:
         """Put aside a record of which a row in this tier failed its checksum; its chunk is wanted again. Only
         the owner does this, whoever has read the record."""
+
+    def used(self, prompt: Sequence[str]) -> None:
+        """Note that a prompt had these chunks' KV from elsewhere, which is a use of those that are here."""
+        self._policies.used(prompt, prompt)
 
     def _seen(self, key: str, uses: int) -> None:
         """Note that a chunk was asked for, and is there."""

@@ -188,8 +188,7 @@ class KVStore(KVReader):
         return answers
 
     def used(self, prompt: Sequence[str]) -> None:
-        """Note that a prompt had these chunks' KV from elsewhere, which is a use of those that are here."""
-        self._policies.used(prompt, prompt)
+        super().used(prompt)
         for key in prompt:
             self._usage.seen(key, uses=1)
 

@@ -33,10 +33,14 @@ class NodeBlocks(NamedTuple):
 
 class NodeLayout(Layout):
     """The layout of nodes' records: ``token_ids`` are all of the prompt's up to the node's end, and rows are
-    its blocks in each layer, or equal parts of a state."""
+    its blocks in each layer, or equal parts of a state. Of several ranks, each has a shard, whatever heads
+    it has."""
 
-    def __init__(self, identity: KVIdentity, dtype: str, sizes: NodeBlocks) -> None:
-        super().__init__(identity, dtype)
+    def __init__(
+        self, identity: KVIdentity, dtype: str, sizes: NodeBlocks, rank: int = 0, ranks: int = 1
+    ) -> None:
+        super().__init__(identity, dtype, range(rank, rank + 1), ranks)
+        self.heads = ranks
         self._sizes = sizes
 
     def blocks(self, start: int, end: int) -> range:
@@ -48,7 +52,7 @@ class NodeLayout(Layout):
         return state_key(self.identity, ids) if start == len(ids) else super().key_of(ids, context)
 
     def row_bytes(self, tokens: int, rows: int, context: str = NO_CONTEXT) -> int:
-        if rows != self.num_layers:
+        if rows != self.num_layers * self.shards:
             raise DamagedError(f"a node's record: {rows:,} rows")
         try:
             start, _ = placed(context)
@@ -57,7 +61,7 @@ class NodeLayout(Layout):
         if start > tokens - (not self._sizes.state):
             raise DamagedError(f"a node's record: it begins at {start} of {tokens} tokens")
         if start == tokens:
-            return -(-self._sizes.state // rows)
+            return -(-self._sizes.state // self.num_layers)
         return len(self.blocks(start, tokens)) * self._sizes.nbytes
 
     def state_rows(self, state: torch.Tensor) -> torch.Tensor:
@@ -66,11 +70,9 @@ class NodeLayout(Layout):
         return pad(state, (0, row * self.num_layers - len(state))).view(self.num_layers, row)
 
     def node(self, key: str, token_ids: Sequence[int], start: int, parent: str, rows: torch.Tensor) -> Record:
-        """Make a record of uint8 [layers, bytes of the node's blocks]. token_ids: all up to the node's
-        end."""
+        """Make a record of uint8 [shards * layers, bytes of the node's blocks]. token_ids: all up to the
+        node's end."""
         ids = np.ascontiguousarray(token_ids, dtype="<i4")
         context = place(start, parent)
-        assert rows.shape == (self.num_layers, self.row_bytes(len(ids), len(rows), context)), (
-            "other blocks than the node's"
-        )
+        assert rows.shape[1] == self.row_bytes(len(ids), len(rows), context), "other blocks than the node's"
         return Record(Head(self, key, ids, tuple(checksum(row) for row in rows), context), rows)

@@ -11,7 +11,7 @@ import torch
 
 from blendrag.errors import StoreError
 from blendrag.store.identity import KVIdentity
-from blendrag.store.kv_reader import read_whole
+from blendrag.store.kv_reader import KVReader
 from blendrag.store.kv_store import KVStore
 from blendrag.store.record import DamagedError, Miss, Record
 from blendrag.store.stack import TierSpec
@@ -21,7 +21,10 @@ from blendrag.tree.tree import Tree
 
 
 class NodeMissingError(Exception):
-    """A node cannot be had: the message says why. Never leaves the engine's worker."""
+    """A node cannot be had: the message says why. ``damaged``: the tier and the key of a record that the
+    first rank has to put aside. Never leaves the engine's worker."""
+
+    damaged: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +39,9 @@ class StoredNode:
 
 class NodeStore:
     """The store of nodes, in the engine's worker. Thread-safe. Which nodes there may be is said by a
-    :class:`Tree`, over the same folder."""
+    :class:`Tree`, over the same folder. Of several ranks the first one stores, and the others read."""
 
-    def __init__(self, kv: KVStore, layout: NodeLayout, parents: dict[str, str]) -> None:
+    def __init__(self, kv: KVReader, layout: NodeLayout, parents: dict[str, str]) -> None:
         self.kv, self.layout, self._parents = kv, layout, parents
 
     @classmethod
@@ -49,21 +52,29 @@ class NodeStore:
         dtype: str,
         stack: Sequence[TierSpec],
         sizes: NodeBlocks,
+        rank: int = 0,
+        ranks: int = 1,
     ) -> NodeStore:
-        """Open or create the store. Raises the errors of :meth:`KVStore.open`."""
-        tree, _ = Tree.open(root, identity)
-        parents = tree.parents()
-        tree.close()
-        layout = NodeLayout(identity, dtype, sizes)
-        kv = KVStore.open(root, identity, dtype, stack, layout=layout, parents=parents)
+        """Open or create the store; the other ranks' once the first one's is open. Raises the errors of
+        :meth:`KVStore.open`."""
+        layout, parents = NodeLayout(identity, dtype, sizes, rank, ranks), dict[str, str]()
+        kv: KVReader
+        if rank:
+            kv = KVReader.open(root, identity, dtype, stack, layout=layout)
+        else:
+            tree, _ = Tree.open(root, identity)
+            parents = tree.parents()
+            tree.close()
+            kv = KVStore.open(root, identity, dtype, stack, shards=ranks, layout=layout, parents=parents)
         for tier in kv.tiers:
             tier.name = f"tree {tier.name}"
         return cls(kv, layout, parents)
 
     def put(self, node: StoredNode, rows: torch.Tensor) -> bool:
-        """Keep a node's blocks, uint8 [layers, bytes]. Returns False if nobody wants it (any more), or there
-        is no room. A node that is there, as another prompt has computed it meanwhile, is not written
+        """Keep a node's blocks, uint8 [ranks * layers, bytes]. Returns False if nobody wants it (any more),
+        or there is no room. A node that is there, as another prompt has computed it meanwhile, is not written
         again."""
+        assert isinstance(self.kv, KVStore), "only the first rank stores"
         if self.kv.holds(node.key):
             return True
         known = node.key in self._parents
@@ -84,7 +95,8 @@ class NodeStore:
         use: bool = True,
         allow: Callable[[Sequence[Tier]], None] = lambda tiers: None,
     ) -> list[tuple[Record, Tier]]:
-        """Return the records of consecutive nodes of a path, verified, and the tiers they were in. nodes:
+        """Return what this rank reads of the records of consecutive nodes of a path, verified, and the tiers
+        they were in. nodes:
         (key, all token ids up to its end) of each. use: whether they count as used. allow: is told of the
         tiers before anything is read, and may raise. Raises NodeMissingError if one cannot be had."""
         opened = self.kv.open_records(nodes, use=use)
@@ -98,10 +110,12 @@ class NodeStore:
                 if one.head.tokens != len(ids):
                     raise NodeMissingError(f"{key} has other tokens")
                 try:
-                    records.append((read_whole(one), one.tier))
+                    records.append((self.kv.read(one), one.tier))
                 except DamagedError as error:
                     self.kv.damaged(one.tier.name, key)
-                    raise NodeMissingError(str(error)) from None
+                    missing = NodeMissingError(str(error))
+                    missing.damaged = one.tier.name, key
+                    raise missing from None
                 except TierError as error:
                     raise NodeMissingError(str(error)) from None
             if records:  # behind: the engine's step waits for this

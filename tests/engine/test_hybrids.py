@@ -33,8 +33,12 @@ WORDS = ("river", "stone", "market", "winter", "engine", "paper", "light", "lett
 SYSTEM = "You answer briefly."
 
 
-@pytest.fixture(scope="module")
-def settings(tmp_path_factory: pytest.TempPathFactory, tokenizer: Any) -> Settings:
+@pytest.fixture(
+    scope="module",
+    params=[1, pytest.param(2, marks=pytest.mark.nightly(part="ranks"))],
+    ids=["alone", "two ranks"],
+)
+def settings(tmp_path_factory: pytest.TempPathFactory, tokenizer: Any, request: Any) -> Settings:
     (shape,) = (each for each in SHAPES if each.title == "Qwen 3 Next")
     made = shape.settings(tmp_path_factory.mktemp("hybrid"), tokenizer)
     return Settings.load(
@@ -42,7 +46,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory, tokenizer: Any) -> Settin
         max_model_len=2048,
         kv_cache_gib=1,
         system_prompt=SYSTEM,
-        engine_args={"max_num_batched_tokens": STEP},
+        engine_args={"max_num_batched_tokens": STEP, "tensor_parallel_size": request.param},
         tiers=tree_tiers(disk=1 << 30),
     )
 

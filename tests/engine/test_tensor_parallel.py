@@ -303,11 +303,23 @@ def test_rank_that_fails_alone_ends_the_engine_in_time(bench: Bench) -> None:
     assert not bench.engine.alive
 
 
-@pytest.mark.parametrize("title", ["gpt-oss", "Gemma 4 E2B, E4B", "DeepSeek V3, R1, Kimi K2", "SmolLM 3"])
-def test_two_ranks_of_other_structures_pass_the_doctor(title: str, tmp_path: Path, tokenizer: Any) -> None:
-    """Windows with sinks, layers that share KV, latent KV, Transformers' own layers."""
+@pytest.mark.parametrize(
+    ("title", "exact"),
+    [
+        ("gpt-oss", ""),
+        ("Gemma 4 E2B, E4B", ""),
+        ("DeepSeek V3, R1, Kimi K2", "exact prefix, stored and put back, KL"),
+        ("SmolLM 3", "exact prefix, stored and put back, KL"),
+    ],
+)
+def test_two_ranks_of_other_structures_pass_the_doctor(
+    title: str, exact: str, tmp_path: Path, tokenizer: Any
+) -> None:
+    """Windows with sinks, layers that share KV, latent KV, Transformers' own layers. exact: the check of
+    exact prefixes, if they are kept."""
     (shape,) = (each for each in SHAPES if each.title == title)
     made = shape.settings(tmp_path, tokenizer)
     arguments = {**made.engine_args, "tensor_parallel_size": 2}
     report = run_doctor(made.model_copy(update={"dtype": "float32", "engine_args": arguments}))
     assert report.passed, [row for row in report.rows if not row.ok]
+    assert not exact or exact in {row.check for row in report.rows}

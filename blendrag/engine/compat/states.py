@@ -11,6 +11,8 @@ import torch
 from vllm.distributed.kv_transfer.kv_connector.v1 import base
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec
 
+from blendrag.engine.compat.parallel import divided_otherwise
+
 # Before these a connector cannot say which requests' loads have failed, of models with several groups.
 CAN_FAIL = hasattr(base, "KVConnectorTransferResults")
 
@@ -75,9 +77,9 @@ class HybridLayers:
     @classmethod
     def of(cls, vllm_config: Any, runner: Any) -> Self | None:
         """Return the layers of a worker's model, or None if it is no hybrid whose blocks are understood, or
-        other workers have some of its layers."""
+        its workers share other things than tensors."""
         config = getattr(runner, "kv_cache_config", None)
-        if vllm_config.parallel_config.world_size > 1 or config is None:
+        if divided_otherwise(vllm_config.parallel_config) or config is None:
             return None
         if (groups := StateGroups.of(config)) is None:
             return None

@@ -10,7 +10,7 @@ import logging
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed
@@ -20,6 +20,15 @@ from blendrag.errors import BlendragError, EngineError
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+
+class Closed(Protocol):
+    """What is closed again."""
+
+    def close(self) -> None: ...
+
+
+C = TypeVar("C", bound=Closed)
 
 
 def attempt(work: Callable[[], T]) -> tuple[T | None, BlendragError | None]:
@@ -87,6 +96,21 @@ class Ranks:
 
 
 ALONE = Ranks()
+
+
+def open_on_all(ranks: Ranks, by_owner: Callable[[], C], by_others: Callable[[], C]) -> C:
+    """Open a store on the owner, and then on the other ranks, which find what it has made; or on none:
+    otherwise only some would take part in what all do next. Raises a BlendragError on all of them."""
+    opened, error = attempt(by_owner) if ranks.first else (None, None)
+    if (error := ranks.choose(error)) is None and not ranks.first:
+        opened, error = attempt(by_others)
+    error = next(filter(None, ranks.everyone(error)), None)
+    if error is not None:
+        if opened is not None:
+            opened.close()
+        raise error
+    assert opened is not None
+    return opened
 
 
 class SeveralRanks(Ranks):

@@ -14,7 +14,7 @@ import torch
 from blendrag.engine.forward.prompt_forward import LoadedModel
 from blendrag.engine.hooks import WorkerHook
 from blendrag.engine.ingest.chunk_prefill import ChunkPrefill, ChunkTokens
-from blendrag.engine.jobs import POLL_S
+from blendrag.engine.jobs import POLL_S, by_owner
 from blendrag.engine.stores import OpenStore, Stores
 from blendrag.engine.wire.operations import Deleted, Ingested
 from blendrag.errors import StoreError
@@ -71,7 +71,7 @@ class Ingest(WorkerHook):
         filling = self._of(store)
         filling.prefill.forget()
         delete = partial(filling.opened.kv.delete, keys, everywhere=everywhere)
-        chunks, unreachable = yield from self._by_owner(delete)
+        chunks, unreachable = yield from by_owner(self._ranks, self._writer, delete)
         if not self._ranks.first:
             delete()
         return Deleted(chunks, tuple(unreachable))
@@ -83,7 +83,7 @@ class Ingest(WorkerHook):
         filling = self._of(store)
         if self._owner:
             keys = [key for key, *_ in chunks]
-            lost = set((yield from self._by_owner(lambda: filling.kv.check(keys))))
+            lost = set((yield from by_owner(self._ranks, self._writer, lambda: filling.kv.check(keys))))
             yield from self.ingest(store, [chunk for chunk in chunks if chunk[0] in lost])
 
     def ingest(
@@ -95,7 +95,7 @@ class Ingest(WorkerHook):
         if not self._owner:
             return Ingested(0, 0, 0.0, 0)
         wanted = [(key, ids) for key, ids, *_ in chunks]
-        adopted = yield from self._by_owner(lambda: filling.kv.adopt(wanted))
+        adopted = yield from by_owner(self._ranks, self._writer, lambda: filling.kv.adopt(wanted))
         fresh = [
             ChunkTokens(key, tuple(ids), tuple(context), after)
             for key, ids, context, after in chunks
@@ -153,13 +153,6 @@ class Ingest(WorkerHook):
         counted = [write for write in writes if write in filling.writes]  # otherwise somebody else has waited
         filling.writes = [write for write in filling.writes if write not in writes]
         return self._ranks.outcome(lambda: sum(write.result() for write in counted))
-
-    def _by_owner(self, work: Callable[[], T]) -> Generator[bool, None, T]:
-        """Run work in another thread of the owner's, and wait for it between the engine's steps."""
-        begun = self._writer.submit(work) if self._ranks.first else Future[T]()
-        while self._ranks.choose(self._ranks.first and bool(wait([begun], timeout=POLL_S).not_done)):
-            yield True
-        return self._ranks.outcome(begun.result)
 
 
 def _timed(work: Generator[None, None, T]) -> Generator[None, None, tuple[float, T]]:

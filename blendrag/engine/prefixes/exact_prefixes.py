@@ -13,15 +13,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from blendrag.control.guard import LoadGuard
 from blendrag.engine.forward.blocks import KVBlocks
+from blendrag.engine.forward.ranks import ALONE, Ranks, open_on_all
 from blendrag.engine.forward.slices import Finished
 from blendrag.engine.hooks import Blending, Step, WorkerHook
-from blendrag.engine.jobs import awaited
+from blendrag.engine.jobs import by_owner
 from blendrag.engine.wire.prefixes import NodeLoad, NodeSave
 from blendrag.engine.wire.recipe import BlendOrder
 from blendrag.engine.wire.report import BlendReport
-from blendrag.errors import StoreError
+from blendrag.errors import EngineError, StoreError
 from blendrag.store.identity import KVIdentity
 from blendrag.store.stack import TierSpec
 from blendrag.store.tiers import Tier
@@ -39,15 +42,23 @@ class _RefusedError(Exception):
 
 class ExactPrefixes(WorkerHook):
     """The exact prefixes of one loaded model. ``writer`` stores what was copied out, and deletes after that.
-    guard: refuses what is sooner prefilled. owner: whether this engine stores."""
+    guard: refuses what is sooner prefilled. owner: whether this engine stores. Of several ranks, each has its
+    own part of every node."""
 
     name = "prefixes"
 
     def __init__(
-        self, cache: KVBlocks, dtype: str, writer: Executor, guard: LoadGuard, *, owner: bool = True
+        self,
+        cache: KVBlocks,
+        dtype: str,
+        writer: Executor,
+        guard: LoadGuard,
+        ranks: Ranks = ALONE,
+        *,
+        owner: bool = True,
     ) -> None:
         self._cache, self._dtype, self._writer, self._owner = cache, dtype, writer, owner
-        self._guard = guard
+        self._guard, self._ranks = guard, ranks
         self._trees: dict[str, NodeStore] = {}
         self._waiting: dict[Future[bool], int] = {}  # bytes by write
         self._spoiled: set[str] = set()  # requests whose KV may depend on blocks that could not be loaded
@@ -89,12 +100,16 @@ class ExactPrefixes(WorkerHook):
         if not self._owner:
             raise StoreError("data parallel engines cannot share a tree")
         if root not in self._trees:
-            cache = self._cache
-            specs = [TierSpec.model_validate(spec) for spec in stack]
-            blocks = NodeBlocks(
+            cache, ranks, kind = self._cache, self._ranks, KVIdentity(**identity)
+            specs = [TierSpec.model_validate(spec).share(1 / ranks.size) for spec in stack]
+            sizes = NodeBlocks(
                 cache.block_size, cache.block_bytes, cache.states.state_bytes if cache.states else 0
             )
-            self._trees[root] = NodeStore.open(Path(root), KVIdentity(**identity), self._dtype, specs, blocks)
+
+            def opened() -> NodeStore:
+                return NodeStore.open(Path(root), kind, self._dtype, specs, sizes, ranks.rank, ranks.size)
+
+            self._trees[root] = open_on_all(ranks, opened, opened)
         return root
 
     def close(self) -> None:
@@ -111,7 +126,10 @@ class ExactPrefixes(WorkerHook):
 
     def delete(self, tree: str, keys: Sequence[str]) -> Generator[bool, None, None]:
         """Drop nodes, even while they are being stored."""
-        yield from awaited(self._writer.submit(self._trees[tree].delete, keys))
+        delete = partial(self._trees[tree].delete, keys)
+        yield from by_owner(self._ranks, self._writer, delete)
+        if not self._ranks.first:
+            delete()
 
     def stats(self, tree: str) -> dict[str, Any]:
         return self._trees[tree].stats()
@@ -126,13 +144,28 @@ class ExactPrefixes(WorkerHook):
     def load(self, order: NodeLoad) -> BlendReport | None:
         """Put a path's nodes into a request's blocks, except what is written there, and return the report
         that travels back. None for an order without tokens, which only says that they were used: nobody waits
-        for it, so it never fails. Raises _RefusedError, NodeMissingError, KeyError for a closed tree, and the
-        device's errors."""
+        for it, so it never fails. Raises, on all ranks, the first one's _RefusedError, NodeMissingError,
+        KeyError for a closed tree, or error of the device."""
         if not order.token_ids:
             if tree := self._trees.get(order.tree):
                 tree.used([*(key for key, _ in order.nodes), *filter(None, [order.state])])
             return None
-        tree = self._trees[order.tree]
+        tree, report, error = self._trees[order.tree], None, None
+        try:
+            report = self._load(tree, order)
+        except Exception as problem:
+            error = problem
+        told = self._ranks.everyone(error and _plain(error))
+        for rank, one in enumerate(told):
+            if rank and isinstance(one, NodeMissingError) and one.damaged:
+                tree.kv.damaged(*one.damaged)
+        for rank, one in enumerate(told):
+            if one is not None:
+                raise error if error is not None and rank == self._ranks.rank else one
+        return report
+
+    def _load(self, tree: NodeStore, order: NodeLoad) -> BlendReport:
+        """Put this rank's part of a path's nodes into a request's blocks."""
         begin = time.perf_counter()
         starts = [0, *(end for _, end in order.nodes)]
         wanted = [at for at, (_, end) in enumerate(order.nodes) if end > order.written]
@@ -154,7 +187,7 @@ class ExactPrefixes(WorkerHook):
                 raise NodeMissingError(f"{order.nodes[-1][0]} has no state, or no block for one")
             behind_last = order.token_ids[: order.nodes[-1][1]]
             [(record, _)] = tree.load([(order.state, behind_last)], use=order.use)
-            states.write_state(order.state_blocks, record.rows.flatten())
+            states.write_state(order.state_blocks, record.own.rows.flatten())
         first = order.written // self._cache.block_size  # blocks before it are other requests', too
         for at, (record, _) in zip(wanted, found, strict=True):
             blocks = tree.layout.blocks(starts[at], starts[at + 1])
@@ -164,7 +197,7 @@ class ExactPrefixes(WorkerHook):
             # A claim without the prompt's last token may have no block for that token.
             count = min(count, len(order.block_ids) - blocks.start)
             if count > skip:
-                rows = record.rows.view(len(record.rows), len(blocks), -1)[:, skip:count]
+                rows = record.own.rows.view(len(self._cache.attentions), len(blocks), -1)[:, skip:count]
                 self._cache.write_blocks(
                     [order.block_ids[block] for block in blocks[skip:count]], rows.flatten(1)
                 )
@@ -206,32 +239,46 @@ class ExactPrefixes(WorkerHook):
         """Copy out the nodes that this step has computed. They are stored at the same time as the next ones
         are computed. failed: blocks without what should have been loaded. Nothing of a request with such a
         block is stored, now or later."""
-        size = self._cache.block_size
         for order in orders:
-            state = self._cache.states if order.start == len(order.token_ids) else None
-            used = order.block_ids if state else order.block_ids[: -(-len(order.token_ids) // size)]
-            if not failed.isdisjoint(used) or (state and not all(used)):
-                self._spoiled.add(order.request_id)
-            self._waiting = {one: nbytes for one, nbytes in self._waiting.items() if not one.done()}
-            tree, waiting = self._trees.get(order.tree), sum(self._waiting.values())
-            if tree is None or order.request_id in self._spoiled or waiting >= _MOST_WAITING:
+            rows = self._copied(order, failed)
+            if not self._ranks.all(rows is not None) or rows is None:
                 continue
-            try:
-                if state:
-                    rows = tree.layout.state_rows(state.read_state(used))
-                else:
-                    rows = self._cache.read_blocks(used[order.start // size :])
-            except Exception:  # no memory, perhaps: the request goes on
-                _log.exception("a node of an exact prefix could not be copied")
-                self._spoiled.add(order.request_id)
-                continue
-            node = StoredNode(order.key, order.parent, order.start, order.token_ids)
-            stored = self._writer.submit(tree.put, node, rows)
-            self._waiting[stored] = rows.nbytes
-            stored.add_done_callback(_log_failure)
+            whole = self._ranks.whole(rows, self._ranks.size)
+            if whole is not None:
+                node = StoredNode(order.key, order.parent, order.start, order.token_ids)
+                stored = self._writer.submit(self._trees[order.tree].put, node, whole)
+                self._waiting[stored] = whole.nbytes
+                stored.add_done_callback(_log_failure)
+
+    def _copied(self, order: NodeSave, failed: Set[int]) -> torch.Tensor | None:
+        """Return this rank's part of a node, copied out of a request's blocks; None if it is not stored."""
+        size = self._cache.block_size
+        state = self._cache.states if order.start == len(order.token_ids) else None
+        used = order.block_ids if state else order.block_ids[: -(-len(order.token_ids) // size)]
+        if not failed.isdisjoint(used) or (state and not all(used)):
+            self._spoiled.add(order.request_id)
+        self._waiting = {one: nbytes for one, nbytes in self._waiting.items() if not one.done()}
+        tree, waiting = self._trees.get(order.tree), sum(self._waiting.values())
+        if tree is None or order.request_id in self._spoiled or waiting >= _MOST_WAITING:
+            return None
+        try:
+            if state:
+                return tree.layout.state_rows(state.read_state(used))
+            return self._cache.read_blocks(used[order.start // size :])
+        except Exception:  # no memory, perhaps: the request goes on
+            _log.exception("a node of an exact prefix could not be copied")
+            self._spoiled.add(order.request_id)
+            return None
 
     def ended(self, requests: Iterable[str]) -> None:
         self._spoiled.difference_update(requests)
+
+
+def _plain(error: Exception) -> Exception:
+    """Return an error that other ranks can be told of."""
+    if isinstance(error, (_RefusedError, NodeMissingError)):
+        return error
+    return EngineError(f"{type(error).__name__}: {error}")
 
 
 def _log_failure(stored: Future[bool]) -> None:

@@ -12,7 +12,7 @@ from blendrag.engine.blend.blends import Blends
 from blendrag.engine.budget.compression import Compression
 from blendrag.engine.forward.blocks import KVBlocks
 from blendrag.engine.forward.prompt_forward import LoadedModel
-from blendrag.engine.forward.ranks import ALONE, Ranks
+from blendrag.engine.forward.ranks import Ranks
 from blendrag.engine.forward.slices import StepClock
 from blendrag.engine.guard.prefill_times import GuardTimes
 from blendrag.engine.hooks import Reports, WorkerHook
@@ -48,7 +48,7 @@ class Plane:
 
     def keep_prefixes(self, blocks: KVBlocks) -> WorkerHook:
         """Return the mechanism that keeps exact prefixes of what is in these blocks."""
-        return ExactPrefixes(blocks, self.dtype, self.writer, self.guard, owner=self.owner)
+        return ExactPrefixes(blocks, self.dtype, self.writer, self.guard, self.ranks, owner=self.owner)
 
     def _closing(self, store: str) -> None:
         with ExitStack() as stack:  # one's error keeps no other in the store
@@ -74,8 +74,8 @@ class Plane:
 class StatePlane(Plane):
     """The plane of a hybrid model, which is not blended: its exact prefixes alone."""
 
-    def __init__(self, blocks: KVBlocks, dtype: str, *, owner: bool) -> None:
-        super().__init__(dtype, ALONE, 1.0, owner=owner)
+    def __init__(self, blocks: KVBlocks, dtype: str, ranks: Ranks, *, owner: bool) -> None:
+        super().__init__(dtype, ranks, 1.0, owner=owner)
         self.hooks.append(self.keep_prefixes(blocks))
 
 

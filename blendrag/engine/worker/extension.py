@@ -21,7 +21,7 @@ from blendrag.engine.forward.blocks import KVBlocks
 from blendrag.engine.forward.decoders import make_decoder
 from blendrag.engine.forward.paged import PagedCache
 from blendrag.engine.forward.prompt_forward import LoadedModel
-from blendrag.engine.forward.ranks import ALONE, SeveralRanks
+from blendrag.engine.forward.ranks import ALONE, Ranks, SeveralRanks
 from blendrag.engine.wire import start_error
 from blendrag.engine.worker.connector import BlendConnector, StatesConnector
 from blendrag.engine.worker.data_plane import DataPlane, Plane, StatePlane
@@ -72,9 +72,9 @@ class BlendWorker:
             "prefix_caching": worker.prefix_caching,
             "reason": unsupported_reason(self.vllm_config, self.model_runner, model),
         }
-        if facts["reason"]:
-            return facts | self._keep_states(worker)
         ranks = ALONE if size == 1 else SeveralRanks(tensor_group())
+        if facts["reason"]:
+            return facts | self._keep_states(worker, ranks)
         try:
             decoder = make_decoder(model, self.vllm_config)
         except Exception as problem:  # whatever an unknown structure may do
@@ -95,21 +95,22 @@ class BlendWorker:
             name: partial(operation, plane) for name, operation in self.blendrag_operations.items()
         }
         connector.bind(plane)
-        # A rank's blocks have only some of the heads; those behind a window are given up.
-        blocks = cache.format if size == len(groups) == 1 and not groups[0].window else ""
+        # Those behind a window are given up.
+        blocks = _of_ranks(cache.format, size) if len(groups) == 1 and not groups[0].window else ""
         return facts | {"num_layers": decoder.num_layers, "blocks": blocks}
 
-    def _keep_states(self, worker: LoadedWorker) -> dict[str, Any]:
+    def _keep_states(self, worker: LoadedWorker, ranks: Ranks) -> dict[str, Any]:
         """Keep the exact prefixes of a hybrid model. Returns facts; none where they are not kept."""
         layers = HybridLayers.of(self.vllm_config, self.model_runner)
         connector = own_connector(StatesConnector)
         if layers is None or connector is None:
             return {}
         blocks = KVBlocks(layers.attentions, worker.block_size, layers)
-        self._blendrag = StatePlane(blocks, worker.dtype, owner=worker.first)
+        self._blendrag = StatePlane(blocks, worker.dtype, ranks, owner=worker.first)
         self._blendrag_operations = self._blendrag.operations()
         connector.bind(self._blendrag)
-        return {"num_layers": len(layers.attentions), "blocks": blocks.format, "states": True}
+        name = _of_ranks(blocks.format, ranks.size)
+        return {"num_layers": len(layers.attentions), "blocks": name, "states": True}
 
     def blendrag_call(self, client: str, number: int, operation: str, *args: Any) -> dict[str, Any]:
         """Run one of the operations. Returns ``{"ok": result}`` or ``{"error": [name, message]}``. A long one
@@ -134,6 +135,11 @@ class BlendWorker:
         except BlendragError as error:
             return _wrong(error)
         return _right(result) if ended else {"more": None}
+
+
+def _of_ranks(blocks: str, size: int) -> str:
+    """Return the name of a format of blocks of which each rank has a part."""
+    return f"{blocks} of {size} ranks" if blocks and size > 1 else blocks
 
 
 def _right(result: Any) -> dict[str, Any]:

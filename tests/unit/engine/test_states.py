@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from vllm.config import ParallelConfig
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheConfig,
@@ -63,7 +64,7 @@ def made() -> tuple[Any, Any]:
     layers["layer 1"] = SimpleNamespace(kv_cache=kv, attn_backend=backend)
     vllm_config = SimpleNamespace(
         compilation_config=SimpleNamespace(static_forward_context=layers),
-        parallel_config=SimpleNamespace(world_size=1),
+        parallel_config=ParallelConfig(),
     )
     return vllm_config, SimpleNamespace(kv_cache_config=config(STATE, FULL, STATE))
 
@@ -117,7 +118,7 @@ def test_state_is_the_same_however_layers_are_grouped() -> None:
 def test_worker_that_has_only_a_part_of_the_layers_keeps_none() -> None:
     """Those of another one's would have the same names."""
     vllm_config, runner = made()
-    vllm_config.parallel_config.world_size = 2
+    vllm_config.parallel_config.pipeline_parallel_size = 2
     assert HybridLayers.of(vllm_config, runner) is None
 
 

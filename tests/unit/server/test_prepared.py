@@ -201,9 +201,12 @@ def test_prompt_that_cannot_be_planned_is_unchanged_and_counted(
     assert counted() == {reason: 1}
 
 
-def page(number: int) -> str:
+def page(number: int, sentences: int = 58) -> str:
     """Of some 500 tokens."""
-    return f"Handbook of the company, page {number:06d}. " + "Receipts are handed in within ten days. " * 58
+    return (
+        f"Handbook of the company, page {number:06d}. "
+        + "Receipts are handed in within ten days. " * sentences
+    )
 
 
 def calls(work: Callable[[], Any]) -> int:
@@ -235,7 +238,7 @@ def test_planning_takes_no_longer_the_more_texts_are_known(begin: Open) -> None:
     library.texts.register({str(number): [page(number)] for number in range(known)})
     plan()
     few = calls(plan)
-    library.texts.register({str(number): [page(number)] for number in range(known, count)})
+    library.texts.register({str(number): [page(number, 4)] for number in range(known, count)})
     plan()
     assert calls(plan) < 1.1 * few
     times = []

@@ -230,7 +230,7 @@ def test_tree_that_is_not_kept_is_warned_about(tmp_path: Path, model_dir: Path) 
         library = Library(tmp_path / f"kept{blocks}", asked, shared=not alone)
         facts = SimpleNamespace(blocks=blocks, reason=reason, states=bool(reason))
         several: Any = SimpleNamespace(facts=facts, alone=alone)
-        with pytest.warns(BlendragWarning, match="several devices, engines or API servers"):
+        with pytest.warns(BlendragWarning, match="several engines or API servers"):
             library.sidecars._open_prefixes(several)
         assert library.sidecars.prefixes is None
         library.close()

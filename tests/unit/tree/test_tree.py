@@ -350,6 +350,31 @@ def test_damaged_node_is_not_loaded(tmp_path: Path) -> None:
         assert one.use("ab") == 2
 
 
+def test_each_rank_reads_its_own_part_of_a_node(tmp_path: Path) -> None:
+    stack, sizes = [TierSpec(kind="disk", bytes=1 << 20)], NodeBlocks(BLOCK, BYTES)
+    (ids, _), (node, *_) = prompt("a"), path("a")
+    tree, _ = Tree.open(tmp_path, IDENTITY)
+    tree.expect([node], ids)
+    ranks = [NodeStore.open(tmp_path, IDENTITY, "bfloat16", stack, sizes, rank, 2) for rank in (0, 1)]
+    rows = torch.randint(256, (4, BYTES), dtype=torch.uint8)
+    assert ranks[0].put(StoredNode(node.key, node.parent, node.start, ids[: node.end]), rows)
+    wanted = [(node.key, ids[: node.end])]
+    parts = [store.load(wanted)[0][0].own.rows for store in ranks]
+    assert torch.equal(torch.cat(parts), rows)
+    (file,) = tmp_path.rglob(f"{node.key}.safetensors")
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(NodeMissingError, match="checksum") as missing:
+        ranks[1].load(wanted)
+    assert missing.value.damaged is not None and tree.match([node]) == 1, "the first rank has to be told"
+    ranks[0].kv.damaged(*missing.value.damaged)
+    assert tree.match([node]) == 0
+    for store in reversed(ranks):
+        store.close()
+    tree.close()
+
+
 def test_nodes_that_are_gone_are_forgotten() -> None:
     with rig(TierSpec(kind="ram", bytes=4000)) as one:
         for number in range(400):
