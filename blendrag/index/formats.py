@@ -19,7 +19,7 @@ from blendrag.index.text import Content, Unusable, decode
 if TYPE_CHECKING:
     from pypdf import PdfReader
 
-READER_VERSION = 4
+READER_VERSION = 5
 """The version of what the readers make of the same bytes: raise it with each change."""
 
 HEAD_BYTES = 1024

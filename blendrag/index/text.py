@@ -32,7 +32,6 @@ _BYTE_ORDER_MARKS = (
 )
 _SAMPLE = 1 << 16
 _BROKEN = "\ufffd"
-_BROKEN_OF_UTF8 = 4  # letters beyond ASCII for each broken one: in other encodings most are broken
 _XML = re.compile(rb"""\s*<\?xml\b[^<>]*?\bencoding\s*=\s*["']([\w.:-]+)""")
 _NOT_TAKEN = re.compile(r"utf|unicode|(us-)?ascii|x-user", re.IGNORECASE)  # declared of what is none
 _CONTROL = bytes(set(range(32)) - set(b"\t\n\v\f\r\x1b")) + b"\x7f"
@@ -60,14 +59,15 @@ def _decode(data: bytes, declared: str) -> str:
             return data.decode("iso2022_jp_2")
     text = data.decode("utf-8", errors="replace")
     broken = text.count(_BROKEN) - data.count(_BROKEN.encode())
-    if not broken or _BROKEN_OF_UTF8 * broken < len(text) - len(text.encode("ascii", "ignore")):
+    beyond_ascii = len(text) - len(text.encode("ascii", "ignore"))
+    if not broken or broken < beyond_ascii - broken:  # of what is in another encoding, most are broken
         return text  # cut, or put together with another: what is broken costs no other word
     if not declared and (found := _XML.match(data)):
         declared = found[1].decode()
     if declared and not _NOT_TAKEN.match(declared):
         with contextlib.suppress(LookupError):
             return data.decode(_encoding(declared), errors="replace")
-    return data.decode(_detected(data[:_SAMPLE]), errors="replace")
+    return data.decode(_detected(_ASCII.sub(b"\n", data)[:_SAMPLE]), errors="replace")
 
 
 def _encoding(declared: str) -> str:
@@ -99,4 +99,5 @@ def _detected(sample: bytes) -> str:
     return detect(_LONE_SIGN.sub(b" ", sample.replace(b"<", b" "))).codec or "cp1252"
 
 
+_ASCII = re.compile(rb"[\0-\x7f]{64,}")  # says nothing, however much of it stands before the first letter
 _LONE_SIGN = re.compile(rb"(?<![A-Za-z\x80-\xff])[\xa1-\xbf](?![\x80-\xff])")

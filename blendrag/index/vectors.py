@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,8 @@ _PAGE = 1000  # rows read at once: Chroma holds a whole answer in memory
 
 # Keys that the store itself adds to a row's metadata, beside what the document brings.
 _SOURCE, _KEY, _ORDINAL = "source", "chunk_key", "ordinal"
+
+_RESERVED = re.compile("#|chroma:|$")  # names of metadata that Chroma refuses
 
 _ZEROS = 1 << 20  # bytes written at once
 _HEADER = struct.Struct("<iQQQQ")  # of hnswlib: version, offset, room, vectors, bytes of each
@@ -182,11 +185,11 @@ def _row_id(source: str, ordinal: int) -> str:
 
 
 def _plain(metadata: Mapping[str, Any]) -> dict[str, str | int | float | bool]:
-    """Return what Chroma takes as metadata: no nested values, no None."""
+    """Return what Chroma takes as metadata: no nested values, no None, no names that it keeps to itself."""
     return {
         encodable(str(name)): value if isinstance(value, int | float | bool) else encodable(str(value))
         for name, value in metadata.items()
-        if value is not None
+        if value is not None and not _RESERVED.match(str(name))
     }
 
 

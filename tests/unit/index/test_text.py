@@ -71,6 +71,13 @@ def test_broken_byte_in_utf_8_costs_no_other_letter(damage: bytes) -> None:
     fees = "Gebühr für Anträge: fünf. "
     assert decode(fees.encode() + damage) == f"{fees}\ufffd"
     assert decode(damage + fees.encode(), "utf-8") == f"\ufffd{fees}"
+    assert decode("Zürich, Genève ".encode() + damage) == "Zürich, Genève \ufffd"
+
+
+@pytest.mark.parametrize("plain", ["a line of the log\n", "a column;"])
+def test_letters_are_read_however_far_behind_the_beginning_they_stand(plain: str) -> None:
+    text = 10_000 * plain + 20 * "Привет мир, как дела сегодня.\n"
+    assert decode(text.encode("cp1251")) == text
 
 
 def test_line_ends_do_not_make_two_texts_of_one() -> None:

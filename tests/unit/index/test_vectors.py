@@ -128,6 +128,12 @@ def test_metadata_of_a_document_cannot_overwrite_the_stores_own(store: VectorSto
     assert (hit.source, hit.key, hit.ordinal) == ("a", "k", 0)
 
 
+@pytest.mark.parametrize("name", ["", "#", "#document", "chroma:document"])
+def test_metadata_under_a_name_that_chroma_refuses_ends_no_ingest(store: VectorStore, name: str) -> None:
+    store.put("a", [("k", "0")], {name: "x", "year": 2024})
+    assert [hit.key for hit in store.search("0", 1, where={"year": 2024})] == ["k"]
+
+
 def test_filter_is_honoured(store: VectorStore) -> None:
     store.put("a", [("k0", "0")], {"year": 2024})
     store.put("b", [("k1", "1")], {"year": 2025})
