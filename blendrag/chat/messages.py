@@ -1,7 +1,8 @@
 """Messages as the model's chat template takes them.
 
-Templates differ in what they allow: some refuse a system message, some want user and assistant to alternate,
-most know no tool messages. What a template refuses is put into a message that it takes.
+Templates differ in what they allow: some refuse a system message, or one behind others, some want user and
+assistant to alternate, most know no tool messages. What a template refuses, or passes over, is put into a
+message that it takes.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from blendrag.errors import ModelError
-from blendrag.prompt import Messages, render_chat
+from blendrag.prompt import Messages, writes_all
 
 Message = dict[str, Any]
 
@@ -34,28 +35,37 @@ def merge_runs(messages: Messages) -> list[Message]:
 
 
 def fit_template(tokenizer: Any, messages: Messages, /, **template_options: Any) -> list[Message]:
-    """Return merged messages in the first form that the template takes; ModelError for none."""
+    """Return merged messages in the first form that the template writes whole; else in the first that it
+    takes. Raises ModelError for none."""
     first_error: ModelError | None = None
+    taken: list[Message] | None = None
     for form in _FORMS:
         fitted = merge_runs(form(merge_runs(messages)))
         try:
-            render_chat(tokenizer, fitted, **template_options)
+            if writes_all(tokenizer, fitted, **template_options):
+                return fitted
+            taken = taken or fitted
         except ModelError as error:
             first_error = first_error or error
-        else:
-            return fitted
+    if taken is not None:
+        return taken
     assert first_error is not None
     raise first_error
 
 
-def with_roles(messages: Messages, *, system: bool, welcome: bool) -> list[Message]:
-    """Return merged messages for a template of which it is known whether it takes a system message, and one
-    of the assistant's to begin with."""
+def with_roles(messages: Messages, *, system: bool, later: bool, welcome: bool) -> list[Message]:
+    """Return merged messages for a template of which it is known whether it takes a system message, one that
+    comes later, and one of the assistant's to begin with."""
     fitted = merge_runs(messages)
-    if not system:
-        fitted = merge_runs(_system_in_user(fitted))
+    if not (system and later):
+        fitted = merge_runs((_later_system_in_user if system else _system_in_user)(fitted))
     opening = next((message["role"] for message in fitted if message["role"] != "system"), "user")
     return fitted if welcome or opening == "user" else merge_runs(_user_first(fitted))
+
+
+def _later_system_in_user(messages: list[Message]) -> list[Message]:
+    """Return system messages behind the first message as user messages."""
+    return [*messages[:1], *_system_in_user(messages[1:])]
 
 
 def _system_in_user(messages: list[Message]) -> list[Message]:
@@ -72,4 +82,6 @@ def _user_first(messages: list[Message]) -> list[Message]:
     return turns if turns and turns[0]["role"] == "user" else [{"role": "user", "content": "…"}, *turns]
 
 
-_FORMS: Iterable[Callable[[list[Message]], list[Message]]] = (list, _system_in_user, _user_first)
+_FORMS: Iterable[Callable[[list[Message]], list[Message]]] = (
+    list, _later_system_in_user, _system_in_user, _user_first
+)  # fmt: skip

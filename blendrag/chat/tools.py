@@ -23,7 +23,7 @@ from blendrag.chat.request import REQUIRED, ChatRequest
 from blendrag.chat.schema import JOINTS, OWN, Schemas, json_grammar
 from blendrag.engine.client.generation import Grammar
 from blendrag.errors import BlendragWarning
-from blendrag.prompt import render_chat
+from blendrag.prompt import render_chat, writes_all
 
 _INTRODUCTION = (
     "You may call one or more functions. These are their signatures, a JSON object per line:\n"
@@ -62,27 +62,30 @@ def template_knows_tools(tokenizer: Any) -> bool:
 @dataclass(frozen=True, slots=True)
 class TemplateFacts:
     """Facts about a model's chat template. knows_tools: see :func:`template_knows_tools`. takes_system,
-    takes_welcome: whether it takes a system message, and one of the assistant's to begin with.
-    control_tokens: texts that mean something in its markup. names: those in its code, variables among them;
-    None: a server of an older version, which does not say."""
+    takes_welcome: whether it takes a system message, and one of the assistant's to begin with; takes_later: a
+    system message behind others. control_tokens: texts that mean something in its markup. names: those in its
+    code, variables among them; None: a server of an older version, which does not say."""
 
     knows_tools: bool
     takes_system: bool
     takes_welcome: bool
     control_tokens: tuple[str, ...]
     names: tuple[str, ...] | None = None
+    takes_later: bool = True
 
     @classmethod
     def of(cls, tokenizer: Any) -> TemplateFacts:
         if tokenizer not in _facts:
-            user = {"role": "user", "content": "?"}
+            user, answer = {"role": "user", "content": "?"}, {"role": "assistant", "content": "?"}
+            system = {"role": "system", "content": "?"}
             added = (token.content for token in tokenizer.added_tokens_decoder.values())
             _facts[tokenizer] = cls(
                 template_knows_tools(tokenizer),
-                _takes(tokenizer, {"role": "system", "content": "?"}, user),
-                _takes(tokenizer, {"role": "assistant", "content": "?"}, user),
+                _takes(tokenizer, system, user),
+                _takes(tokenizer, answer, user),
                 tuple(one for one in added if any(map(str.isalpha, one))),
                 _names(getattr(tokenizer, "chat_template", None)),
+                _takes(tokenizer, user, answer, system, user),
             )
         return _facts[tokenizer]
 
@@ -98,10 +101,9 @@ def _names(template: Any) -> tuple[str, ...]:
 
 def _takes(tokenizer: Any, *messages: Message) -> bool:
     try:
-        render_chat(tokenizer, messages)
+        return writes_all(tokenizer, messages)
     except Exception:  # templates fail in their own ways at what they do not know
         return False
-    return True
 
 
 def with_tools(template: TemplateFacts, request: ChatRequest) -> tuple[list[Message], dict[str, Any]]:

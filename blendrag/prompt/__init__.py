@@ -6,7 +6,7 @@ from blendrag.prompt.planner import plan_chat, plan_prompt
 from blendrag.prompt.prefix import shared_prefix, start_prefix
 from blendrag.prompt.recognise import KnownText, Match, Recogniser
 from blendrag.prompt.repeats import Sightings
-from blendrag.prompt.template import Messages, decode, encode_document, render_chat
+from blendrag.prompt.template import Messages, decode, encode_document, render_chat, writes_all
 
 __all__ = [
     "DocumentNote",
@@ -27,4 +27,5 @@ __all__ = [
     "render_chat",
     "shared_prefix",
     "start_prefix",
+    "writes_all",
 ]

@@ -59,15 +59,9 @@ def render_parts(tokenizer: Any, messages: Messages, /, **options: Any) -> list[
     strip it), that content is read off a rendering in which only it is real, so that what a content
     says can never be taken for markup.
     """
-    nonce = secrets.randbits(64)  # digits and signs only: the same in upper and lower case
     contents = [message.get("content") or "" for message in messages]
-    marks = [f"[{nonce}:{number}]" for number in range(len(messages))]
-    masked = [
-        # An empty content stays: templates ask whether there is one (a tool call comes without).
-        {**message, "content": mark} if content and isinstance(content, str) else message
-        for message, content, mark in zip(messages, contents, marks, strict=True)
-    ]
-    pieces = re.split(rf"\[{nonce}:(\d+)\]", render_chat(tokenizer, masked, **options))
+    masked, marks, mark_of = _masked(messages)
+    pieces = mark_of.split(render_chat(tokenizer, masked, **options))
 
     if _join(pieces, contents) != render_chat(tokenizer, messages, **options):
         template = _join(pieces, marks)
@@ -82,6 +76,31 @@ def render_parts(tokenizer: Any, messages: Messages, /, **options: Any) -> list[
         Part(contents[int(piece)], int(piece)) if at % 2 else Part(piece) for at, piece in enumerate(pieces)
     ]
     return [part for part in parts if part.text]
+
+
+def writes_all(tokenizer: Any, messages: Messages, /, **options: Any) -> bool:
+    """Return whether the model's chat template writes the contents of all ``messages``: some pass over a
+    system message that is not the first, or roles that they do not know. Raises ModelError as ``render_chat``
+    does."""
+    masked, marks, _ = _masked(messages)
+    shown = render_chat(tokenizer, masked, **options)
+    return all(
+        mark in shown for message, mark in zip(masked, marks, strict=True) if message.get("content") == mark
+    )
+
+
+def _masked(messages: Messages) -> tuple[list[Mapping[str, Any]], list[str], re.Pattern[str]]:
+    """Return messages with a mark in place of each content, the marks, and what finds the number of one."""
+    nonce = secrets.randbits(64)  # digits and signs only: the same in upper and lower case
+    marks = [f"[{nonce}:{number}]" for number in range(len(messages))]
+    masked = [
+        # An empty content stays: templates ask whether there is one (a tool call comes without).
+        {**message, "content": mark}
+        if isinstance(message.get("content"), str) and message["content"]
+        else message
+        for message, mark in zip(messages, marks, strict=True)
+    ]
+    return masked, marks, re.compile(rf"\[{nonce}:(\d+)\]")
 
 
 def _join(pieces: Sequence[str], contents: Sequence[str]) -> str:

@@ -255,9 +255,11 @@ class RemoteChat(ChatModel):
             options["tool_choice"] = "none"
         if request.chat_template_kwargs:
             options["chat_template_kwargs"] = plain(request.chat_template_kwargs)
+        takes = {"system": template.takes_system, "later": template.takes_later}
+        fitted = with_roles(messages, **takes, welcome=template.takes_welcome)
         harmless = [
             {**message, "content": without_control(template.control_tokens, message.get("content"))}
-            for message in with_roles(messages, system=template.takes_system, welcome=template.takes_welcome)
+            for message in fitted
         ]
         return {"messages": [_as_openai(message) for message in harmless], **options}
 

@@ -21,6 +21,15 @@ ALTERNATING = (
     "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles alternate') }}{% endif %}"
     "<{{ m.role }}>{{ m.content }}\n{% endfor %}"
 )
+PASSING_OVER = (  # as templates of SmolLM3 and gpt-oss do with what they do not expect
+    "{% if messages[0].role == 'system' %}<system>{{ messages[0].content }}\n{% endif %}"
+    "{% for m in messages if m.role in ('user', 'assistant') %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
+)
+ONLY_FIRST = (  # as Qwen 3.5's does
+    "{% for m in messages %}"
+    "{% if m.role == 'system' and not loop.first %}{{ raise_exception('system first') }}{% endif %}"
+    "<{{ m.role }}>{{ m.content }}\n{% endfor %}"
+)
 REFUSING = "{{ raise_exception('never') }}"
 
 
@@ -79,6 +88,31 @@ def test_template_that_wants_turns_gets_them_with_tools_and_an_assistant_who_beg
     assert fitted[2]["content"] == "s\n42"
 
 
+@pytest.mark.parametrize("template", [PASSING_OVER, ONLY_FIRST])
+def test_system_message_behind_others_is_lost_in_no_template(strict: Any, template: str) -> None:
+    strict.chat_template = template
+    talk = [
+        say("system", "Be brief."),
+        say("user", "Hi"),
+        say("assistant", "Hello"),
+        say("system", "In French."),
+    ]
+    fitted = fit_template(strict, [*talk, say("user", "And?")])
+    assert fitted == [*talk[:3], say("user", "In French.\nAnd?")]
+
+
+def test_role_that_the_template_passes_over_is_the_users(strict: Any) -> None:
+    strict.chat_template = PASSING_OVER
+    fitted = fit_template(strict, [say("user", "Hi"), say("critic", "Too short."), say("user", "Again.")])
+    assert fitted == [say("user", "Hi\nToo short.\nAgain.")]
+
+
+def test_content_that_no_form_shows_costs_no_other(strict: Any) -> None:
+    strict.chat_template = "{% for m in messages if m.role != 'assistant' %}{{ m.content }}{% endfor %}"
+    talk = [say("system", "s"), say("user", "Hi"), say("assistant", "Hello")]
+    assert fit_template(strict, talk) == talk
+
+
 def test_template_that_takes_nothing_is_a_clear_error(strict: Any) -> None:
     strict.chat_template = REFUSING
     with pytest.raises(ModelError, match="never"):
@@ -96,16 +130,24 @@ def test_contents_stay_whole_and_in_order(history: list[tuple[str, str]]) -> Non
 
 
 @pytest.mark.parametrize(
-    "roles", [("system", "user"), ("assistant", "user"), ("system", "assistant", "user")]
+    "roles",
+    [
+        ("system", "user"),
+        ("assistant", "user"),
+        ("system", "assistant", "user"),
+        ("system", "user", "assistant", "system", "user"),
+    ],
 )
 def test_client_of_a_server_sends_the_messages_that_it_would_compute(
-    tokenizer: Any, strict: Any, roles: tuple[str, ...]
+    tokenizer: Any, roles: tuple[str, ...]
 ) -> None:
     messages = [say(role, f"{number}") for number, role in enumerate(roles)]
-    for one in (tokenizer, strict):
+    for template in (tokenizer.chat_template, ALTERNATING, PASSING_OVER, ONLY_FIRST):
+        one = copy(tokenizer)
+        one.chat_template = template
         facts = TemplateFacts.of(one)
-        sent = with_roles(messages, system=facts.takes_system, welcome=facts.takes_welcome)
-        assert sent == fit_template(one, messages)
+        takes = {"system": facts.takes_system, "later": facts.takes_later, "welcome": facts.takes_welcome}
+        assert with_roles(messages, **takes) == fit_template(one, messages)
 
 
 def made(*messages: Any) -> Any:
