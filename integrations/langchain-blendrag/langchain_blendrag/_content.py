@@ -39,23 +39,24 @@ def is_media(kind: str) -> bool:
     return _MEDIA.search(kind) is not None
 
 
-def text_of(content: Any, left_out: Counter[str]) -> str:
-    """Return the text of a content: of blocks, one after the other, but documents apart.
+def text_of(content: Any, left_out: Counter[str], *, streamed: bool = False) -> str:
+    """Return the text of a content: of blocks, each on a line of its own, and documents apart.
 
-    left_out: counts blocks that have none, by their kinds. Raises ConfigError for what is nested too deeply.
+    left_out: counts blocks that have none, by their kinds. streamed: blocks are pieces of one text, as models
+    give them, and follow each other as they are. Raises ConfigError for what is nested too deeply.
     """
     try:
-        return _read(content, left_out) or ""
+        return _read(content, left_out, streamed) or ""
     except RecursionError:
         raise ConfigError("a message is nested too deeply") from None
 
 
-def _read(value: Any, left_out: Counter[str]) -> str | None:
+def _read(value: Any, left_out: Counter[str], streamed: bool) -> str | None:
     """Return what there is to read in a content, a block, or a part of one; None if nothing."""
     if isinstance(value, str):
         return value
     if isinstance(value, list | tuple):
-        return _joined(value, left_out)
+        return _joined(value, left_out, streamed)
     if not isinstance(value, Mapping) or "base64" in (value.get("type"), value.get("source_type")):
         return None
     is_image = kind_of(value).startswith("image")
@@ -63,7 +64,7 @@ def _read(value: Any, left_out: Counter[str]) -> str | None:
         within = value.get(name)
         if isinstance(within, str) and (is_image or name in ("data", "source")) and not _is_text(value):
             continue  # an address, or bytes
-        if within is not None and (text := _read(within, left_out)) is not None:
+        if within is not None and (text := _read(within, left_out, streamed)) is not None:
             title = value.get("title")
             return f"{title}\n{text}" if isinstance(title, str) and title and name != "text" else text
     for name in _DATA:
@@ -72,17 +73,19 @@ def _read(value: Any, left_out: Counter[str]) -> str | None:
     return None
 
 
-def _joined(blocks: Iterable[Any], left_out: Counter[str]) -> str | None:
+def _joined(blocks: Iterable[Any], left_out: Counter[str], streamed: bool) -> str | None:
     text, apart, missed = "", False, Counter[str]()
     for block in blocks:
         if kind_of(block) in _ELSEWHERE or (isinstance(block, Mapping) and block.get("thought") is True):
             continue
-        found = _read(block, missed)
+        found = _read(block, missed, streamed)
         if found is None:
             missed[kind_of(block)] += 1
         elif found:
             separate = isinstance(block, Mapping) and not isinstance(block.get("text"), str)
-            text += ("\n\n" if text and (apart or separate) else "") + found
+            together = streamed or text[-1:].isspace() or found[:1].isspace()
+            gap = "\n\n" if apart or separate else "" if together else "\n"
+            text += (gap if text else "") + found
             apart = separate
     left_out += missed
     return text or None

@@ -73,7 +73,8 @@ def _asked_from(messages: Sequence[BaseMessage]) -> int:
 
 def _plain(message: BaseMessage, left_out: Counter[str]) -> dict[str, Any]:
     role = message.role if isinstance(message, ChatMessage) else message.type
-    plain: dict[str, Any] = {"role": _ROLES.get(role, role), "content": text_of(message.content, left_out)}
+    text = text_of(message.content, left_out, streamed=isinstance(message, AIMessage))
+    plain: dict[str, Any] = {"role": _ROLES.get(role, role), "content": text}
     if isinstance(message, AIMessage):
         left_out.update("invalid_tool_call" for _ in message.invalid_tool_calls)
         if message.tool_calls:

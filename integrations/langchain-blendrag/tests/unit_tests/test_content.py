@@ -70,7 +70,7 @@ READ: list[tuple[Any, str]] = [
     ([{"type": "refusal", "refusal": "I cannot say."}], "I cannot say."),
     ([{"type": "non_standard", "value": {"type": "text", "text": "It is blue."}}], "It is blue."),
     ([{"type": "audio", "transcript": "It is blue.", "id": "a"}], "It is blue."),
-    ([{"type": "tool_result", "content": [SKY, SKY]}], "It is blue.It is blue."),
+    ([{"type": "tool_result", "content": [SKY]}], "It is blue."),
     ([{"type": "server_tool_result", "output": "It is blue.", "status": "success"}], "It is blue."),
     ([{"toolResult": {"toolUseId": "1", "content": [{"text": "It is blue."}]}}], "It is blue."),
     ([{"toolResult": {"toolUseId": "1", "content": [{"json": {"sky": "blü"}}]}}], '{"sky": "blü"}'),
@@ -112,6 +112,21 @@ def test_text_of_a_turn_is_kept_and_what_has_none_is_counted(block: Any, counted
 @pytest.mark.filterwarnings(f"error::{BlendragWarning.__module__}.BlendragWarning")
 def test_text_in_a_block_is_read_whatever_it_is_called(make: Any, content: Any, text: str) -> None:
     assert content_of(make(content)) == text
+
+
+@pytest.mark.parametrize(
+    ("make", "between"),
+    [
+        (HumanMessage, "\n"),
+        (SystemMessage, "\n"),
+        (lambda c: ToolMessage(c, tool_call_id="1"), "\n"),
+        (AIMessage, ""),
+    ],
+)
+def test_parts_that_are_given_stay_apart_and_those_of_an_answer_are_one_text(make: Any, between: str) -> None:
+    parts = [{"type": "text", "text": one} for one in ("Turku", "Oulu", " 12", "34\n", "5")]
+    assert content_of(make(parts)) == f"Turku{between}Oulu 12{between}34\n5"
+    assert content_of(make([{"type": "tool_result", "content": parts[:2]}])) == f"Turku{between}Oulu"
 
 
 PICTURES = [
