@@ -1,4 +1,5 @@
-"""Known texts that a prompt holds in escaped form: as JSON or Python writes a string, for HTML, or indented.
+"""Known texts that a prompt holds in escaped form: as JSON or Python writes a string, for HTML, indented or
+quoted, with other line ends or blanks.
 
 Tools answer in JSON, and chat templates write their answers as JSON once more; a list of documents becomes
 a string, ``\\n`` for each new line; a template language made for web pages writes ``&amp;`` for ``&``. The
@@ -117,5 +118,7 @@ _IN_STRING = _Escape("\\", _STRING, _string_sign)
 _ESCAPES = (
     _IN_STRING,
     _Escape("&", _HTML, lambda escape: _HTML_SIGNS[escape[0]]),
-    *(_Escape(mark, re.compile(mark), lambda _: "\n") for mark in ("\n    ", "\n  ", "\n\t")),
+    *(_Escape(mark, re.compile(mark), lambda _: "\n") for mark in ("\n    ", "\n  ", "\n\t", "\r\n")),
+    _Escape("\n>", re.compile("\n> ?"), lambda _: "\n"),
+    _Escape("\u00a0", re.compile("\u00a0"), lambda _: " "),
 )

@@ -77,6 +77,22 @@ def as_tool_answer(texts: dict[str, str]) -> str:
     return json.dumps({"output": as_json(texts)})
 
 
+def as_quoted(texts: dict[str, str]) -> str:
+    return "documents:\n" + "".join(f"> {line}\n" for line in "\n\n".join(texts.values()).split("\n"))
+
+
+def as_loosely_quoted(texts: dict[str, str]) -> str:
+    return "documents:\n" + textwrap.indent("\n".join(texts.values()), ">", lambda line: True)
+
+
+def as_windows_text(texts: dict[str, str]) -> str:
+    return "\n".join(texts.values()).replace("\n", "\r\n")
+
+
+def as_web_text(texts: dict[str, str]) -> str:
+    return "\n".join(text.replace(" ", "\u00a0", 9) for text in texts.values())
+
+
 def as_indented(texts: dict[str, str]) -> str:
     return "documents:\n" + textwrap.indent("\n".join(texts.values()), "    ")
 
@@ -87,7 +103,7 @@ def as_unicode(texts: dict[str, str]) -> str:
 
 SHAPES = [
     as_langchain_list, as_simple_summarize, as_json, as_unicode, as_tool_answer, as_mustache,
-    as_simple_summarize_html, as_indented,
+    as_simple_summarize_html, as_indented, as_quoted, as_loosely_quoted, as_windows_text, as_web_text,
 ]  # fmt: skip
 
 
