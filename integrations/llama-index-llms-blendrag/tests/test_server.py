@@ -62,7 +62,7 @@ def test_collections_of_two_paths_are_told_apart(server: Script, tmp_path: Any) 
 
 def test_key_is_hidden(server: Script) -> None:
     server.replies = [events("a"), events("a")]
-    llm = BlendLLM(base_url=server.url, api_key="s3cret")
+    llm = BlendLLM(base_url=server.url, api_key="s3cret", default_headers={"x-gateway": "s3cret"})
     for one in (llm, pickle.loads(pickle.dumps(llm))):
         assert one.complete("Hi").text == "a"
     assert set(server.keys) == {"Bearer s3cret"}

@@ -123,7 +123,7 @@ class BlendLLM(BlendOverrides, StructuredByGrammar):
         default_factory=dict, description="More options of calls, which may be given as arguments too."
     )
     default_headers: dict[str, str] | None = Field(
-        None, description="Sent to the server with every request.", exclude=True, frozen=True
+        None, description="Sent to the server with every request.", exclude=True, frozen=True, repr=False
     )
     http_client: Any = Field(None, description="An httpx2.Client for the server.", exclude=True, frozen=True)
     async_http_client: Any = Field(
