@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from blendrag.chat.request import RequestOptions
+from blendrag.chat.request import AUTO, NONE, REQUIRED, RequestOptions
 from blendrag.engine.client.generation import Grammar
 from blendrag.errors import BlendragWarning, ConfigError
 from blendrag.former import ENGINE_ARGUMENTS
@@ -105,10 +105,25 @@ def request_options(options: Mapping[str, Any]) -> RequestOptions:
     asked: Any = {name: options[name] for name in _OURS if name in options}
     wanted = options.get("logprobs")  # some say whether, and beside it how many
     asked["logprobs"] = options.get("top_logprobs") or (int(wanted) if wanted else None)
-    if isinstance(choice := options.get("tool_choice"), Mapping):  # as OpenAI writes it
-        asked["tool_choice"] = choice["function"]["name"]
+    if "tool_choice" in options:
+        asked["tool_choice"] = tool_choice(options["tool_choice"])
     asked |= _answer_format(options.get("response_format"), options.get("structured_outputs"))
     return asked
+
+
+def tool_choice(choice: Any) -> str:
+    """Return which tool may be called, as requests say it, of the forms that OpenAI, Anthropic and LangChain
+    have for it."""
+    match choice:
+        case None | False | {"type": "auto"}:
+            return AUTO
+        case True | "any" | {"type": "any" | "required"}:
+            return REQUIRED
+        case {"type": "none"}:
+            return NONE
+        case {"function": {"name": str(name)}} | {"type": "tool" | "function", "name": str(name)}:
+            return name
+    return str(choice)
 
 
 def warn_about(unknown: Iterable[str], known: Iterable[str], stacklevel: int) -> None:

@@ -21,6 +21,7 @@ from langchain_core.runnables import (
 from langchain_core.utils.function_calling import convert_to_json_schema, convert_to_openai_tool
 from langchain_core.utils.pydantic import is_basemodel_subclass
 
+from blendrag import foreign
 from blendrag.errors import ConfigError
 
 # Keys of functions in the forms of OpenAI, Anthropic and Bedrock: what has none of them is a JSON schema.
@@ -32,17 +33,7 @@ def bound_tools(tools: Sequence[Any], tool_choice: str | bool | dict[str, Any] |
     none."""
     offered = [_function(tool) for tool in tools]
     names = [tool["function"]["name"] for tool in offered]
-    match tool_choice:
-        case None | False | {"type": "auto"}:
-            choice = "auto"
-        case True | "any" | {"type": "any"}:
-            choice = "required"
-        case {"type": "none"}:
-            choice = "none"
-        case {"function": {"name": str(name)}} | {"type": "tool" | "function", "name": str(name)}:
-            choice = name
-        case _:
-            choice = str(tool_choice)
+    choice = foreign.tool_choice(tool_choice)
     if choice not in ("auto", "none", "required", *names):
         raise ConfigError(f"tool_choice {choice!r} names none of the tools {names}")
     return {"tools": offered, "tool_choice": choice}

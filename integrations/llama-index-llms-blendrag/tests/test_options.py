@@ -117,8 +117,17 @@ def test_effort_of_reasoning_is_the_templates(make_llm: Make) -> None:
     assert request.chat_template_kwargs == {"reasoning_effort": "low", "enable_thinking": False}
 
 
-def test_tool_is_chosen_as_openai_writes_it(make_llm: Make, scripted: Any) -> None:
-    choice = {"type": "function", "function": {"name": "look"}}
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"type": "function", "function": {"name": "look"}},
+        {"type": "tool", "name": "look"},
+        {"type": "any"},
+        "any",
+    ],
+    ids=str,
+)
+def test_tool_is_chosen_as_others_write_it(make_llm: Make, scripted: Any, choice: Any) -> None:
     make_llm().chat(HELLO, tools=[TOOL], tool_choice=choice, parallel_tool_calls=False)
     assert asked(scripted).grammar.value["properties"]["name"] == {"const": "look"}
 
