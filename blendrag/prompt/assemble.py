@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -54,10 +55,11 @@ def render_turn(
     user = {"role": "user", "content": stuffed}
     if system_prompt:
         messages = [{"role": "system", "content": system_prompt}, *history, user]
-        try:
-            return render_parts(tokenizer, messages, **options), len(history) + 1
-        except ModelError:  # some templates know no system role; any other trouble returns below
-            user["content"] = f"{system_prompt}{separator}{stuffed}"
+        with contextlib.suppress(ModelError):  # some templates refuse a system message, others pass over it
+            parts = render_parts(tokenizer, messages, **options)
+            if any(part.message == 0 for part in parts):
+                return parts, len(history) + 1
+        user["content"] = f"{system_prompt}{separator}{stuffed}"  # any other trouble returns below
     return render_parts(tokenizer, [*history, user], **options), len(history)
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -15,6 +16,10 @@ STRIPPING = (
 NO_SYSTEM = (
     "{% for message in messages %}{% if message.role == 'system' %}{{ raise_exception('no system') }}"
     "{% endif %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+)
+PASSING_OVER = (  # as Phi-3's first one does
+    "{% for message in messages if message.role != 'system' %}<|im_start|>{{ message.role }}\n"
+    "{{ message.content }}<|im_end|>\n{% endfor %}"
 )
 SHOUTING = "{% for message in messages %}<|im_start|>{{ message.content | upper }}<|im_end|>{% endfor %}"
 
@@ -91,10 +96,11 @@ def test_template_that_rewrites_documents_is_reported(
     assert {note.reason for note in plan.notes} == {"the chat template changed its text"}
 
 
+@pytest.mark.parametrize("template", [NO_SYSTEM, PASSING_OVER])
 def test_template_without_system_role_does_not_lose_the_system_prompt(
-    with_template: Callable[[str], Any], ingested: list[KnownText]
+    with_template: Callable[[str], Any], ingested: list[KnownText], template: str
 ) -> None:
-    plan = asked(with_template(NO_SYSTEM), ingested[:1])
+    plan = asked(with_template(template), ingested[:1])
     assert plan.text.startswith("<|im_start|>user\nAnswer.\n\nTravel is") and plan.cached_keys == ("key0",)
 
 
