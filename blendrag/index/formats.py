@@ -98,6 +98,7 @@ READERS: dict[str, Reader] = {
     ".pdf": read_pdf,
     **dict.fromkeys((".docx", ".pptx", ".xlsx", ".epub"), read_archive),
     **dict.fromkeys((".eml", ".mht", ".mhtml"), _refused("mail: save its text as .txt, its page as .html")),
+    ".ipynb": _refused("notebook: save it as .md (jupyter nbconvert --to markdown)"),
 }
 """Readers by suffix: in lower case with its dot, "" for files without one."""
 

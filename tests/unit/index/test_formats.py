@@ -97,6 +97,11 @@ def test_mail_is_refused_not_read_in_its_transfer_encoding() -> None:
         content(b"Subject: x\nContent-Transfer-Encoding: quoted-printable\n\ncaf=C3=A9", ".eml")
 
 
+def test_notebook_is_refused_not_read_with_its_pictures_in_letters() -> None:
+    with pytest.raises(Unusable, match="nbconvert"):
+        content(b'{"cells": [{"cell_type": "markdown", "source": ["# Fees"]}]}', ".ipynb")
+
+
 @pytest.mark.parametrize("suffix", [".docx", ".pptx", ".xlsx", ".epub", ".pdf"])
 def test_text_under_the_suffix_of_a_document_is_refused_with_a_reason(suffix: str) -> None:
     with pytest.raises(Unusable, match="broken"):
