@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
@@ -22,7 +23,7 @@ from langchain_core.utils.function_calling import convert_to_json_schema, conver
 from langchain_core.utils.pydantic import is_basemodel_subclass
 
 from blendrag import foreign
-from blendrag.errors import ConfigError
+from blendrag.errors import BlendragWarning, ConfigError
 
 # Keys of functions in the forms of OpenAI, Anthropic and Bedrock: what has none of them is a JSON schema.
 _OF_FUNCTIONS = {"function", "input_schema", "name", "parameters", "toolSpec"}
@@ -126,6 +127,9 @@ def structured(
     else:
         raise ConfigError(f"method {method!r}: there are json_schema, function_calling and json_mode")
     described = convert_to_openai_tool(_json_schema(schema)) if schema is not None else None
+    if kwargs.get("tools"):
+        said = "ignored 'tools': an answer of a schema calls none; bind_tools() takes a response_format"
+        warnings.warn(said, BlendragWarning, stacklevel=3)
     kept = {name: value for name, value in kwargs.items() if name != "tools"}
     held = llm.bind(
         **bound, **kept, ls_structured_output_format={"kwargs": {"method": method}, "schema": described}

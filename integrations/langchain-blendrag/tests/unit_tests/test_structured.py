@@ -10,7 +10,7 @@ import pytest
 from langchain_core.exceptions import OutputParserException
 from pydantic import BaseModel, RootModel
 
-from blendrag.errors import ConfigError
+from blendrag.errors import BlendragWarning, ConfigError
 from langchain_blendrag import ChatBlend
 
 WHOLE = '{"city": "Bergen", "note": "closed on Fridays", "floors": 3}'
@@ -170,3 +170,13 @@ def test_no_part_of_a_schema_is_lost(
 def test_arguments_of_a_call_are_an_object(make: Callable[..., ChatBlend], schema: Any) -> None:
     with pytest.raises(ConfigError, match="needs a schema of an object"):
         make().with_structured_output(schema, method="function_calling")
+
+
+@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
+def test_tools_beside_a_schema_are_not_dropped_in_silence(
+    make: Callable[..., ChatBlend], speaker: Any, method: str
+) -> None:
+    tool = {"type": "function", "function": {"name": "look"}}
+    with pytest.warns(BlendragWarning, match="ignored 'tools'.*bind_tools"):
+        asked = held(make, speaker, Office, method, 200, tools=[tool])
+    assert asked.invoke("Where?") == Office(**VALUES)
