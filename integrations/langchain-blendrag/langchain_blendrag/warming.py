@@ -101,6 +101,12 @@ def _added(store: WarmingStore, arguments: Mapping[str, Any], ids: Any) -> None:
     store._warm(dict(zip(map(str, given or ()), map(_document, items, metadatas), strict=False)))
 
 
+def _merged(store: WarmingStore, arguments: Mapping[str, Any], result: Any) -> None:
+    if store._warms:
+        known = store._collection_of_kv().ids()
+        store._warm({id: one for id, one in store._documents().items() if id not in known})
+
+
 def _document(item: Any, metadata: dict[str, Any] | None) -> Document:
     if isinstance(item, Document):
         return item
@@ -135,6 +141,7 @@ _HOOKS = {
     f"{kind}{name}": then
     for names, then in (
         (_ADDING, _added),
+        (("merge_from",), _merged),  # FAISS
         (_DELETING, _deleted),
         (("delete_by_metadata_filter",), _deleted_some),
         (_DELETING_ALL, _deleted_all),

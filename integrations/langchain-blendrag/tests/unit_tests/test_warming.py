@@ -109,6 +109,18 @@ async def test_deleted_documents_lose_their_kv(store: Any, recorder: Any, asynch
     assert recorder.kept == {TEXTS[2]}
 
 
+def test_store_that_takes_over_another_ones_documents_warms_them(
+    embeddings: Any, recorded_llm: Any, recorder: Any
+) -> None:
+    store, other = warm(faiss_store(embeddings), recorded_llm), faiss_store(embeddings)
+    store.add_texts(TEXTS[:1])
+    other.add_texts(TEXTS[1:])
+    store.merge_from(other)
+    assert recorder.kept == set(TEXTS) and recorder.prefilled == TEXTS
+    store.delete(list(store.index_to_docstore_id.values())[1:])
+    assert recorder.kept == {TEXTS[0]}
+
+
 def test_refused_deletion_keeps_kv(embeddings: Any, recorded_llm: Any, recorder: Any) -> None:
     store = warm(faiss_store(embeddings), recorded_llm)
     store.add_texts(TEXTS, ids=["a", "b", "c"])
