@@ -30,7 +30,8 @@ from blendrag.serving.collection import KeptDocuments, Sources, SyncReport, Text
 from blendrag.serving.owners import ends_here
 from blendrag.text import encodable
 
-_NAME = re.compile(r"[\w.-]{1,128}", re.ASCII)  # as the server takes it
+# As the server takes it; "." and ".." would be other places than a name's.
+_NAME = re.compile(r"(?!\.{1,2}$)[\w.-]{1,128}", re.ASCII)
 _ADDRESS = 4 << 10  # characters of ids in one address; servers and gateways take 8 KiB in all
 _AT_ONCE = 256 << 10  # characters of documents in one request
 _AT_EXIT_S = 3.0
@@ -67,17 +68,21 @@ class RemoteCollection(KeptDocuments):
                 for part, parts_of in parts:
                     self._count(report, self._put({"documents": part, "sources": parts_of}, bar))
             if only:
-                self._forget_others(texts, sources, report, bar)
+                self._forget_others(texts, sources, report, bar, put=len(parts) > 1)
         report.unchanged = len(texts) - report.added - report.changed
         return report
 
-    def _forget_others(self, texts: Texts, sources: Sources, report: SyncReport, bar: Progress) -> None:
+    def _forget_others(
+        self, texts: Texts, sources: Sources, report: SyncReport, bar: Progress, *, put: bool
+    ) -> None:
         """Forget other documents: in one request with all documents, which is one change for the server; or,
-        where it takes none so large, in several."""
+        where it takes none so large, in several. put: whether these have been put."""
         named = {id: source for id, source in sources.items() if id in texts}
         try:
             self._count(report, self._put({"documents": texts, "sources": named, "sync": True}, bar))
         except ServerRefusalError:
+            if not put:
+                raise
             gone = self.ids() - texts.keys()
             self.remove(gone)
             report.removed += len(gone)

@@ -66,7 +66,7 @@ class Server:
                 raise ConfigError(f"requests go through an httpx2.{kind.__name__}, not {given!r}")
         self._given, self._given_async = client, async_client
         self._headers, self._query = dict(headers or {}), dict(query or {})
-        self._key = api_key or os.environ.get(API_KEY) or None
+        self._key = (api_key or os.environ.get(API_KEY) or "").strip() or None  # files end with a new line
         self._url = _address(base_url)
         if self._key:  # else user and password of the URL would stand where the key does
             self._url = self._url.copy_with(username=None, password=None)
@@ -180,6 +180,10 @@ class Server:
     def _errors(self) -> Iterator[None]:
         try:
             yield
+        except (httpx2.LocalProtocolError, UnicodeEncodeError):  # whose words show the key
+            raise ConfigError(
+                f"{self} cannot be asked: the key, or a header, has characters that no header takes"
+            ) from None
         except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.UnsupportedProtocol) as error:
             raise ServerNotFoundError(
                 f"no server answers at {self}: {error or 'it takes too long'}"

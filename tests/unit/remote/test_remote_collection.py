@@ -7,8 +7,9 @@ import os
 from collections.abc import Iterator
 from urllib.parse import parse_qs, urlsplit
 
+import httpx2
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from blendrag import RemoteChat, errors
@@ -78,12 +79,24 @@ def test_sync_of_much_is_prefilled_in_parts_and_then_one_change(
     assert server.asked[-1][-1] == {"documents": documents, "sources": {}, "sync": True}
 
 
-def test_sync_that_is_too_large_for_one_request_forgets_in_several(server: Script) -> None:
-    ids = Reply(lines=['{"ids": ["a", "b", "c"]}'])
-    server.replies = [error(413, "too large"), ids, Reply(lines=["{}"])]
-    assert RemoteChat(server.url).collection("x").sync({"a": ["A"]}).removed == 2
+def test_sync_that_is_too_large_for_one_request_forgets_in_several(
+    server: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collection, "_AT_ONCE", 1)
+    ids = Reply(lines=['{"ids": ["a", "b", "c", "d"]}'])
+    put = [lines({"report": {"added": 1}})] * 2
+    server.replies = [*put, error(413, "too large"), ids, Reply(lines=["{}"])]
+    report = RemoteChat(server.url).collection("x").sync({"a": ["A"], "b": ["B"]})
+    assert (report.added, report.removed, report.unchanged) == (2, 2, 0)
     method, path, _ = server.asked[-1]
-    assert method == "DELETE" and sorted(parse_qs(urlsplit(path).query)["id"]) == ["b", "c"]
+    assert method == "DELETE" and sorted(parse_qs(urlsplit(path).query)["id"]) == ["c", "d"]
+
+
+def test_document_that_a_server_does_not_take_is_no_unchanged_one(server: Script) -> None:
+    server.replies = [error(413, "texts of more than 2 MiB")]
+    with pytest.raises(errors.ServerRefusalError, match="2 MiB"):
+        RemoteChat(server.url).collection("x").sync({"a": ["A"]})
+    assert [method for method, *_ in server.asked] == ["PUT"], "nothing was forgotten"
 
 
 def test_server_that_is_busy_for_a_moment_is_asked_again(
@@ -182,6 +195,8 @@ def test_failure_of_an_ingest_does_not_pass_for_its_end(
 
 
 @given(st.text(min_size=1), st.text(min_size=1))
+@example(".", "..")
 def test_names_have_a_collection_each_and_none_is_refused(one: str, other: str) -> None:
-    assert _NAME.fullmatch(_as_path(one))
+    path = f"http://host/v1/kb/collections/{_as_path(one)}"
+    assert _NAME.fullmatch(_as_path(one)) and str(httpx2.URL("http://host/").join(path)) == path
     assert (_as_path(one) == _as_path(other)) == (one == other)

@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 import time
+import traceback
 from typing import Any
 
 import pytest
@@ -65,6 +66,24 @@ def test_wrong_key_is_not_shown(server: Script) -> None:
     assert "s3cret" not in repr(vars(chat)) + str(caught.value)
     assert "hidden" not in str(caught.value)
     assert set(server.keys) == {"Bearer s3cret"}
+
+
+def test_key_from_a_file_is_sent_without_its_line_end(server: Script) -> None:
+    server.replies = [events("fine")]
+    chat = RemoteChat(server.url, "s3cret\n")
+    assert chat.complete(chat.request(HI)).text == "fine"
+    assert set(server.keys) == {"Bearer s3cret"}
+
+
+@pytest.mark.parametrize("key", ["s3cret\r\nx: y", "s3crét\u2026", "s3cret\0"])
+async def test_key_that_is_no_header_is_refused_and_not_shown(server: Script, key: str) -> None:
+    for chat in (RemoteChat(server.url, key), RemoteChat(server.url, http={"headers": {"x-own": key}})):
+        for ask in (chat.complete, chat.acomplete):
+            with pytest.raises(errors.ConfigError, match="the key, or a header") as caught:
+                found = ask(chat.request([*HI], max_retries=5))
+                await found  # type: ignore[misc]
+            assert "s3cr" not in "".join(traceback.format_exception(caught.value))
+    assert server.asked == []
 
 
 @pytest.mark.parametrize(
