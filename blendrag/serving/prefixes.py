@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import time
 import warnings
@@ -15,7 +16,7 @@ from blendrag.engine.prefixes.trees import TreeClient
 from blendrag.engine.wire.operations import EngineFacts
 from blendrag.engine.wire.prefixes import MIN_LOADED, PrefixPath
 from blendrag.engine.wire.recipe import Recipe
-from blendrag.errors import BlendragWarning
+from blendrag.errors import BlendragError, BlendragWarning
 from blendrag.progress import Progress
 from blendrag.prompt import PromptPlan
 from blendrag.serving.growth import Growth, Wanted
@@ -200,6 +201,7 @@ class Prefixes:
     def close(self) -> None:
         """End growing; what was in memory is gone."""
         self.growth.close()
-        if self.alive:
-            self.client.close()
+        with contextlib.suppress(BlendragError):  # of an engine that dies meanwhile
+            if self.alive:
+                self.client.close()
         self.tree.close()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,7 @@ class Texts:
         self.changing = Turns(shared and shared / "lock.changing")
         """The turn at changing the catalogue: while one is held, nobody's change comes in between."""
         self._no_ingest = False
+        self._under_way = set[tuple[str, str]]()  # states and keys of what is repaired
 
     def stop_ingest(self) -> None:
         """Have :meth:`prefill` end behind the texts at hand, now and later. Returns at once."""
@@ -202,12 +205,14 @@ class Texts:
         Returns their tokens, without those of chunks that still have to be looked for.
         """
         found, store = self.catalogue.entries_of(list(missing)), self.session.store
-        entries = [entry for entry in found if entry.state == "pending"]
-        ready = [entry for entry in found if entry.state == "ready"]
-        if store:
-            most = INGEST_BATCH_TOKENS
-            for batch in batches(entries, most):
-                self.session.later(store.ingest_later(batch))
-            for batch in batches(ready, most):
-                self.session.later(store.check_later(batch))
-        return sum(len(entry.token_ids) for entry in entries)
+        for state, begin in (("pending", store.ingest_later), ("ready", store.check_later)) if store else ():
+            new = [one for one in found if one.state == state and (state, one.key) not in self._under_way]
+            for batch in batches(new, INGEST_BATCH_TOKENS):
+                work, names = begin(batch), {(state, one.key) for one in batch}
+                self._under_way |= names  # prompts that are answered at once miss the same chunks
+                work.add_done_callback(partial(self._ended, names))
+                self.session.later(work)
+        return sum(len(one.token_ids) for one in found if one.state == "pending")
+
+    def _ended(self, names: set[tuple[str, str]], _: Future[Any]) -> None:
+        self._under_way -= names

@@ -370,10 +370,12 @@ class _Silent:
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, list[str]]] = []
+        self.begun: list[Future[None]] = []
 
     def calls_later(self, *calls: Any) -> Future[None]:
         self.asked += [(operation, [chunk[0] for chunk in args[1]]) for operation, *args in calls if args[1:]]
-        return Future()
+        self.begun.append(Future())
+        return self.begun[-1]
 
 
 def test_answer_does_not_wait_until_chunks_were_looked_for(
@@ -387,5 +389,12 @@ def test_answer_does_not_wait_until_chunks_were_looked_for(
         patch.setattr(library.session, "_store", StoreClient(engine, "store"))  # type: ignore[arg-type]
         patch.setattr(library.session, "later", lambda work: None)
         tokens = library.texts.repair(key.values())
-    assert engine.asked == [("ingest", [key["lost"]]), ("check", [key["unreachable"]])]
+        asked = [("ingest", [key["lost"]]), ("check", [key["unreachable"]])]
+        assert library.texts.repair(key.values()) == tokens and engine.asked == asked, "once for all prompts"
+        library.catalogue.mark([key["unreachable"]], "pending")
+        library.texts.repair(key.values())
+        assert engine.asked[2:] == [("ingest", [key["unreachable"]])], "which nobody has begun"
+        engine.begun[0].cancel()
+        library.texts.repair(key.values())
+        assert engine.asked[3:] == [("ingest", [key["lost"]])], "again, as the first has ended"
     assert tokens == sum(len(entry.token_ids) for entry in library.catalogue.entries_of([key["lost"]]))

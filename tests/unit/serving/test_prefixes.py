@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ import torch
 from blendrag.engine.client.generation import Delta, Sampling
 from blendrag.engine.prefixes.trees import TreeClient
 from blendrag.engine.wire.recipe import Recipe
-from blendrag.errors import EngineError
+from blendrag.errors import EngineError, StoreError
 from blendrag.progress import SILENT
 from blendrag.prompt import PromptPlan, Segment
 from blendrag.serving import growth
@@ -336,3 +337,16 @@ def test_engine_that_ends_while_documents_grow_is_told(tmp_path: Path) -> None:
         engine.generate = engine.call = ended  # type: ignore[method-assign]
         with pytest.raises(EngineError, match="has ended"):
             ingested(prefixes, catalogue)
+
+
+def test_engine_that_dies_while_prefixes_are_closed_leaves_nothing_open(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefixes, engine, _ = rig
+    closing = Mock(side_effect=EngineError("the engine died at close_tree"))
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "call", closing)
+        prefixes.close()
+    assert closing.called
+    with pytest.raises(StoreError, match="closed"):
+        prefixes.tree.totals()
