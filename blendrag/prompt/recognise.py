@@ -6,7 +6,7 @@ import threading
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -72,12 +72,15 @@ class Recogniser:
         return len(self._by_key)
 
     def add(self, key: str, text: str, token_ids: Iterable[int], source: str | None = None) -> None:
-        """Make ``text`` known; a key that is known already is left as it is."""
+        """Make ``text`` known; of a key that is known already, it says the source only."""
         # As a tuple, they would take several times the memory of the text; an array that is made from an
         # iterator is longer than it has to be.
         packed = array("i", tuple(token_ids))
         with self._lock:
-            if key in self._by_key or not text or not packed:
+            if key in self._by_key:
+                self._by_key[key] = replace(self._by_key[key], source=source)
+                return
+            if not text or not packed:
                 return
             if text not in self._by_text:
                 for anchors in self._anchors_of(text):

@@ -5,16 +5,16 @@ has what changes with every use, and nothing else: sums and sorts over a million
 apart from the texts. ``forms`` has the chunks that are another one's text as prompts write it, escaped: they
 have the same owners, and leave with it. ``doomed`` has the keys whose files are to be deleted: a row goes in
 with the transaction that makes a file superfluous, and out when the file is gone, so a crash in between costs
-a look into this table instead of one at every file. ``changes`` has the chunks that came or went last: a
-process that keeps the texts in memory reads those, whichever process has changed them. ``collections`` has
-the totals of each, by triggers.
+a look into this table instead of one at every file. ``changes`` has the chunks that came, went or got other
+owners last: a process that keeps the texts in memory reads those, whichever process has changed them.
+``collections`` has the totals of each, by triggers.
 """
 
 from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -98,8 +98,8 @@ class Catalogue(CatalogueFile):
         return self._among(keys, "")
 
     def changes(self, since: int) -> tuple[int, list[str] | None]:
-        """Return the number of the last change to the set of chunks, and the keys that came or went after
-        number ``since``; None for more than are remembered."""
+        """Return the number of the last change to the set of chunks or to their owners, and the keys that it
+        is about, of those after number ``since``; None for more than are remembered."""
         ((last,),) = self._rows("SELECT IFNULL(MAX(number), 0) FROM changes")
         if last == since:
             return last, []
@@ -180,10 +180,8 @@ class Catalogue(CatalogueFile):
         new = {chunk[0]: Chunk(*chunk) for chunk in chunks}
         keys = [(key,) for key in new]
         with self._transaction() as db:
-            listed = "SELECT key FROM chunks WHERE key IN " + _LISTED
-            known = {key for (key,) in db.execute(listed, (json.dumps(list(new)),))}
-            _note_changes(db, [key for key in new if key not in known])
             before = {key for (key,) in db.execute("SELECT key FROM owners WHERE owner = ?", (owner,))}
+            _note_changes(db, [key for key in new if key not in before])
             for one in new.values():
                 _insert(db, one)
             # A chunk that was evicted is wanted again.
@@ -398,7 +396,7 @@ def _forms_of(db: sqlite3.Connection, keys: Sequence[str]) -> set[str]:
     return {key for (key,) in rows}
 
 
-def _disown(db: sqlite3.Connection, owner: str, keys: Iterable[str]) -> list[str]:
+def _disown(db: sqlite3.Connection, owner: str, keys: Collection[str]) -> list[str]:
     orphans = []
     for key in sorted(keys):
         db.execute("DELETE FROM owners WHERE owner = ? AND key = ?", (owner, key))
@@ -408,12 +406,13 @@ def _disown(db: sqlite3.Connection, owner: str, keys: Iterable[str]) -> list[str
             db.execute("DELETE FROM records WHERE key = ?", (key,))
             orphans.append(key)
     _doom(db, orphans, kept=False)
-    _note_changes(db, orphans)
+    _note_changes(db, keys)
     return orphans
 
 
-def _note_changes(db: sqlite3.Connection, keys: Sequence[str]) -> None:
-    """Note that these chunks come or go. The last change is always remembered, so numbers have no gaps."""
+def _note_changes(db: sqlite3.Connection, keys: Collection[str]) -> None:
+    """Note that these chunks come, go or get other owners. The last change is always remembered, so numbers
+    have no gaps."""
     if keys:
         db.executemany("INSERT INTO changes (key) VALUES (?)", [(key,) for key in keys])
         db.execute(
