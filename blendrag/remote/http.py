@@ -60,13 +60,16 @@ class Server:
         """Connect to nothing yet. base_url: with ``/v1`` at its end, as OpenAI's clients have it, or without.
         timeout_s: how long it may be silent. headers, query: sent with every request. client, async_client:
         what requests go through, with limits, timeouts, proxies and certificates of their own; they stay
-        their owner's to close. Raises ConfigError if it is no URL, or they are no clients."""
+        their owner's to close. Raises ConfigError for what is no URL, no client, or in no header."""
         for given, kind in ((client, httpx2.Client), (async_client, httpx2.AsyncClient)):
             if given is not None and not isinstance(given, kind):
                 raise ConfigError(f"requests go through an httpx2.{kind.__name__}, not {given!r}")
         self._given, self._given_async = client, async_client
         self._headers, self._query = dict(headers or {}), dict(query or {})
         self._key = (api_key or os.environ.get(API_KEY) or "").strip() or None  # files end with a new line
+        for value in (self._key or "", *self._headers.values()):
+            if isinstance(value, str) and not (value.isascii() and value.isprintable()):
+                raise ConfigError("api_key, or a header, has characters that no header takes")
         self._url = _address(base_url)
         if self._key:  # else user and password of the URL would stand where the key does
             self._url = self._url.copy_with(username=None, password=None)
@@ -180,10 +183,6 @@ class Server:
     def _errors(self) -> Iterator[None]:
         try:
             yield
-        except (httpx2.LocalProtocolError, UnicodeEncodeError):  # whose words show the key
-            raise ConfigError(
-                f"{self} cannot be asked: the key, or a header, has characters that no header takes"
-            ) from None
         except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.UnsupportedProtocol) as error:
             raise ServerNotFoundError(
                 f"no server answers at {self}: {error or 'it takes too long'}"

