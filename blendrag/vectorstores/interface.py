@@ -202,5 +202,8 @@ def open_store(at: Address) -> Iterator[VectorStore]:
     without the client, SourceError where no store answers."""
     with failures(at):
         store = STORES[at.kind].connect(at)
-    with contextlib.closing(store):
+    try:
         yield store
+    finally:
+        with contextlib.suppress(Exception):  # what was read is read; and not all clients can be closed
+            store.close()

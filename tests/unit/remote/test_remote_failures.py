@@ -78,7 +78,7 @@ def test_key_from_a_file_is_sent_without_its_line_end(server: Script) -> None:
 def test_key_that_is_no_header_is_refused_and_not_shown(key: str) -> None:
     for given in ({"api_key": key}, {"http": {"headers": {"x-own": key}}}):
         with pytest.raises(errors.ConfigError, match="api_key, or a header") as caught:
-            RemoteChat("http://localhost:8000", **given)  # type: ignore[arg-type]
+            RemoteChat("http://localhost:8000", **given)
         assert "s3cr" not in str(caught.value)
 
 

@@ -276,6 +276,15 @@ def test_what_a_client_says_is_one_line_without_the_key() -> None:
     assert str(raised.value) == "qdrant://h:6333/x cannot be read: gone away with ***"
 
 
+def test_client_that_cannot_be_closed_fails_no_sync(server: Keeping, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, whole, broken = RemoteChat(server.url).collection("x"), Listed(*ABC), Listed(*ABC, breaks=0)
+    monkeypatch.setattr(STORES["qdrant"], "connect", lambda _: whole)
+    assert sync("qdrant://h/x", kept, progress=False).added == 3
+    monkeypatch.setattr(STORES["qdrant"], "connect", lambda _: broken)
+    with pytest.raises(SourceError, match="gone away"):
+        sync("qdrant://h/x", kept, progress=False)
+
+
 def test_missing_client_is_one_line_with_its_package(
     server: Keeping, monkeypatch: pytest.MonkeyPatch
 ) -> None:
