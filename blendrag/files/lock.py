@@ -75,6 +75,13 @@ class Turns:
         self._threads = threading.RLock()
         self._processes = None if path is None else FileLock(path, mode=0o600, thread_local=False)
 
+    @property
+    def free(self) -> bool:
+        """Return whether no other thread of this process holds the lock."""
+        if held := self._threads.acquire(blocking=False):
+            self._threads.release()
+        return held
+
     @contextlib.contextmanager
     def mine(self) -> Iterator[None]:
         """Wait for the lock, and hold it inside."""

@@ -170,11 +170,16 @@ class Library:
         }
 
     def prefetch(self, texts: Iterable[str]) -> None:
-        """Begin to read the KV of texts that were found into memory, if the engine runs. Returns at once.
+        """Begin to read the KV of texts that were found into memory, if the engine runs. Returns at once,
+        whatever fails: who asks will be told.
 
         Warns, once, of texts whose KV is not kept: their vector store has not told of them, or the folder of
         the KV has been removed.
         """
+        with contextlib.suppress(BlendragError):
+            self._prefetch(texts)
+
+    def _prefetch(self, texts: Iterable[str]) -> None:
         recogniser = self._known.now()
         known = [recogniser.known(stripped) for text in texts if (stripped := text.strip())]
         if None in known and not self._warned:
@@ -183,7 +188,7 @@ class Library:
                 f"{known.count(None)} of {len(known)} documents that were found have no KV in {self.root}"
                 " and are prefilled with every prompt: sync() of the vector store computes it",
                 BlendragWarning,
-                stacklevel=2,
+                stacklevel=3,
             )
         keys = [text.key for text in known if text is not None]
         if keys and (store := self.session.store):
@@ -264,7 +269,8 @@ class Library:
         stored = 0
         with contextlib.suppress(BlendragError):
             stored = self.texts.repair(evidence.missing) if evidence.missing else 0
-            if plan.forms and not apart:
+            # An answer does not wait for others' documents: the next prompt has the same forms.
+            if plan.forms and not apart and self.texts.changing.free:
                 self.texts.learn(plan.forms)
         if self.repeats and self.session.store and not apart:
             own = evidence.mode in ("blended", "mixed") or not self.settings.prefix_caching

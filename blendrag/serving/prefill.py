@@ -73,7 +73,7 @@ def prefill_pending(
             report.prefill_s += done.seconds
             report.nbytes += done.nbytes
             rate = report.tokens / (time.perf_counter() - begin)
-            progress.advance(done.tokens)
+            progress.advance(sum(len(entry.token_ids) for entry in batch))  # a shared tier may have had some
             progress.note(f"prefill: {rate:,.0f} tokens/s, {report.nbytes / 2**20:,.0f} MiB of KV")
     except BaseException:  # an interrupt too leaves complete records behind
         with contextlib.suppress(BlendragError):  # the first error is the one that is told

@@ -37,7 +37,7 @@ class EngineFacts:
 
 @dataclass(frozen=True, slots=True)
 class Ingested:
-    """The result of an ingest. tokens: prefilled, in ``seconds``. adopted: chunks that a shared tier had.
+    """The result of an ingest. tokens: prefilled, in ``seconds``. adopted: of chunks that a shared tier had.
     nbytes: written since the last ingest or flush."""
 
     tokens: int

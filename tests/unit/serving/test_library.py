@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import json
 import shutil
 import tempfile
 import threading
@@ -13,6 +14,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -20,9 +22,17 @@ from hypothesis import strategies as st
 
 from blendrag import machine
 from blendrag.engine.client.stores import StoreClient
-from blendrag.errors import BlendragWarning, ConfigError, StoreError, StoreFullError, StoreMismatchError
+from blendrag.errors import (
+    BlendragWarning,
+    ConfigError,
+    EngineError,
+    StoreError,
+    StoreFullError,
+    StoreMismatchError,
+)
 from blendrag.options import BlendOptions
 from blendrag.serving.collection import Collection
+from blendrag.serving.evidence import Evidence
 from blendrag.serving.lease import default_kv_dir
 from blendrag.serving.library import Library
 from blendrag.serving.prefixes import Prefixes
@@ -361,6 +371,43 @@ def test_default_folder_is_not_shared_by_two_prefixes(model_dir: Path) -> None:
     ]
     assert folders[0] == folders[1]
     assert len(set(folders)) == 3
+
+
+def test_search_does_not_fail_by_what_it_would_have_read_ahead(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library.texts.register({"a": [LONG]})
+    forked = Mock(alive=True, call_later=Mock(side_effect=EngineError("it belongs to another process")))
+    with monkeypatch.context() as patch:
+        patch.setattr(library.session, "_store", StoreClient(forked, "store"))
+        library.prefetch([LONG])
+    assert forked.call_later.called
+    library.catalogue.close()
+    library.prefetch([LONG])
+
+
+def test_answer_does_not_wait_for_documents_that_are_being_registered(library: Library) -> None:
+    library.texts.register({"a": [text := f'"{LONG}"\n' * 4]})
+    plan = library.plan(f"Of this: {json.dumps(text)}")
+    taken, go = threading.Event(), threading.Event()
+
+    def register() -> None:
+        with library.texts.changing.mine():
+            taken.set()
+            go.wait(50)
+
+    other = threading.Thread(target=register)
+    other.start()
+    assert taken.wait(50) and plan.forms
+    answered = threading.Thread(target=library.answered, args=(plan, Evidence(prompt=1), "?", None, 0.0))
+    answered.start()
+    answered.join(20)
+    waits = answered.is_alive()
+    go.set()
+    other.join()
+    assert not waits and len(library.catalogue.entries()) == 1
+    library.answered(plan, Evidence(prompt=1), "?", None, 0.0)
+    assert len(library.catalogue.entries()) == 2, "learnt from the next"
 
 
 class _Silent:

@@ -39,6 +39,20 @@ def test_progress_is_told_with_each_batch() -> None:
     assert noting.at == [3, 5]
 
 
+class Shared(Store):
+    """Whose shared tier has all of it."""
+
+    def ingest(self, batch: list[Any]) -> Any:
+        return SimpleNamespace(tokens=0, seconds=0.0, nbytes=0)
+
+
+def test_what_another_engine_has_prefilled_is_done_too() -> None:
+    store: Any = Shared()
+    noting = Noting()
+    prefill_pending(ENTRIES, store, 3, PrefillReport(), noting)
+    assert noting.done == 5
+
+
 class Broken(Store):
     """Whose engine has died."""
 
