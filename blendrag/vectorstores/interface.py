@@ -79,7 +79,7 @@ class Address:
             collection,
             options,
             unquote(parts.username) if parts.username else None,
-            (unquote(parts.password) if parts.password else None) or key or None,
+            (unquote(parts.password) if parts.password else None) or (key or "").strip() or None,
         )
 
     @property

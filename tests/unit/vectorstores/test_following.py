@@ -269,6 +269,11 @@ def test_key_is_shown_nowhere(
     assert not [text for text in shown if KEY in text]
 
 
+def test_key_from_a_file_ends_where_its_line_does() -> None:
+    """A client's words on a header with a line end would show it."""
+    assert Address.read("qdrant://h/x", f"{KEY}\n").key == KEY
+
+
 def test_what_a_client_says_is_one_line_without_the_key() -> None:
     at = Address.read(f"qdrant://:{KEY}@h/x")
     with pytest.raises(SourceError) as raised, interface.failures(at):
