@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from rich.console import Console
 
@@ -48,15 +48,17 @@ class Setup(Generic[Options]):
         return {"machine": asdict(self.machine), "config": config | {"prompt_tokens": self.prompt_tokens}}
 
 
-class Results(Protocol):
-    """The results of a command that measures. ``to_dict``: for JSON; of an engine, with its ``machine``."""
+class Results:
+    """Results of a command that measures: a dataclass, which is JSON field by field."""
 
-    def to_dict(self) -> dict[str, Any]: ...
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data for JSON; of an engine, with its ``machine``."""
+        return asdict(self)  # type: ignore[call-overload,no-any-return]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineResults(Generic[Options]):
-    """Results that are JSON field by field, beside what they were measured with."""
+class EngineResults(Results, Generic[Options]):
+    """Results beside what they were measured with."""
 
     setup: Setup[Options]
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from blendrag.engine.client.engine import Engine
-from blendrag.lab.bench.load import LoadOptions, run_load
-from blendrag.lab.bench.load_report import print_load
+from blendrag.lab.bench.load import print_load, run_load
+from blendrag.lab.bench.options import LoadOptions, TtftOptions
 from blendrag.lab.bench.timed import exactly
-from blendrag.lab.bench.ttft import TtftOptions, run_ttft
+from blendrag.lab.bench.ttft import run_ttft
 from blendrag.lab.bench.ttft_report import print_ttft
 from blendrag.progress import SILENT
 from blendrag.settings import Settings

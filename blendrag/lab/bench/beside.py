@@ -8,16 +8,21 @@ import itertools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
+
+from rich.console import Console
 
 from blendrag.engine.client.engine import Engine
 from blendrag.engine.wire.recipe import Recipe
 from blendrag.errors import ConfigError
+from blendrag.lab import canvas
 from blendrag.lab.arms import check_blended, recipe_of, reset
+from blendrag.lab.bench.options import BesideOptions
 from blendrag.lab.bench.timed import Timed, ask_timed, exactly, stop
 from blendrag.lab.experiment import in_turn
 from blendrag.lab.prompts import QUESTIONS, Prompt, PromptMaker, check_prompts
-from blendrag.lab.results import EngineResults, Setup
+from blendrag.lab.results import EngineResults, Setup, where
 from blendrag.lab.running import blending_engine
 from blendrag.lab.scratch import ScratchStore, scratch_store
 from blendrag.lab.statistics import Percentiles, Spread, percentiles, spread
@@ -27,6 +32,7 @@ from blendrag.prompt import encode_document
 from blendrag.settings import Settings
 from blendrag.store.contexts import Chunk
 from blendrag.store.stack import TierSpec
+from blendrag.tables import table_with
 
 CONDITIONS = ("alone", "full", "blended", "slow", "ingest")
 DECODES = 2  # answers that run all the time, one begun when one ends
@@ -38,16 +44,6 @@ _POOL = 2  # chunks in the store, per chunk of a prompt
 _LOOK_S = 0.02  # seconds between looks whether all decodes run
 TokenGap = tuple[float, float]  # begin and end of the time between two tokens of an answer
 _STORY = "Write a long story about a lighthouse keeper, a storm and the letter that came with it. Part {}."
-
-
-@dataclass(frozen=True, slots=True)
-class BesideOptions:
-    """Options of ``bench load --beside``. repeats: long prompts of each condition."""
-
-    chunks: int = 6
-    chunk_tokens: int = 512
-    repeats: int = 6
-    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,3 +247,50 @@ def summarise_windows(windows: Mapping[str, Sequence[MeasuredWindow]]) -> dict[s
         )
         for name, own in windows.items()
     }
+
+
+def print_beside(results: BesideResults, console: Console) -> None:
+    """Print a row per condition: running answers, a short prompt, and both by what they are alone."""
+    answers = table_with("beside", "it takes ms", "ITL p50", "p95", "max ms", "p95 / alone", "p10-p90")
+    short = table_with("beside", "short ms", "p10-p90", "/ alone", "p10-p90")
+    for name, own in results.conditions.items():
+        itl, takes = own.itl_ms, f"{own.arrival_ms.median:,.0f}" if own.arrival_ms else ""
+        of_answers, of_short = (
+            each.shown(".1f") if takes else ("", "") for each in (own.itl_p95_ratio, own.short_ratio)
+        )
+        answers.add_row(name, takes, *(f"{ms:,.0f}" for ms in (itl.p50, itl.p95, itl.max)), *of_answers)
+        short.add_row(name, *own.short_ms.shown(), *of_short)
+    for table in (answers, short):
+        console.print(table, markup=False)
+    setup, options = results.setup, results.setup.options
+    console.print(
+        f"ITL: between two tokens of {DECODES} running answers, alone, while a full prefill, a blend of the"
+        f" same prompt, or one from a disk of {SLOW_MB_S} MB/s waits for its first token, or while its chunks"
+        f" are stored. short: TTFT of a short plain prompt, sent {1e3 * INTO_S:.0f} ms into such a one, when"
+        f" the engine does nothing else. {options.repeats} repeats: {options.chunks} chunks of"
+        f" {options.chunk_tokens} tokens, {setup.settings.blending.recompute_ratio:.0%} recomputed."
+        f" {where(setup.machine)}.",
+        markup=False,
+    )
+
+
+_LOOKS = {
+    "alone": ("#57a773", "nothing beside"),
+    "full": (canvas.ARM_COLOURS["full"], "full prefills beside"),
+    "blended": (canvas.ARM_COLOURS["blended"], "blends beside"),
+    "slow": ("#8f6fb8", f"blends from {SLOW_MB_S} MB/s"),
+    "ingest": ("#b8863b", "ingest beside"),
+}
+
+
+def draw_beside(results: BesideResults, path: Path) -> None:
+    """Write the picture: a point per token, a panel per condition, of the last repeat."""
+    traces = results.trace
+    figure = canvas.new_figure(13, 3.4)
+    panels = figure.subplots(1, len(traces), sharey=True)
+    for axes, (name, trace) in zip(panels, traces.items(), strict=True):
+        seconds, latencies = [at for at, _ in trace], [latency for _, latency in trace]
+        axes.scatter(seconds, latencies, s=5, color=_LOOKS[name][0])
+        axes.set_yscale("log")
+        canvas.finish_axes(axes, _LOOKS[name][1], "s", "ms from token to token" if axes is panels[0] else "")
+    canvas.save(figure, path, results.setup.machine)

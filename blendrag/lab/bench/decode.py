@@ -15,6 +15,7 @@ from blendrag.engine.client.engine import Engine
 from blendrag.engine.wire.recipe import Recipe
 from blendrag.errors import EngineError
 from blendrag.lab.arms import check_blended, recipe_of, reset
+from blendrag.lab.bench.options import DecodeOptions
 from blendrag.lab.bench.timed import Timed, ask_timed, exactly
 from blendrag.lab.experiment import in_turn
 from blendrag.lab.prompts import QUESTIONS, Prompt, PromptMaker, check_prompts
@@ -31,20 +32,6 @@ from blendrag.tables import table_with
 ARMS = ("whole", "evicted", "floor")
 _GAUGE = "vllm:kv_cache_usage_perc"
 _LOOK_S = 0.01
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeOptions:
-    """Options of ``bench load --kv-budget``. kv_budget: tokens of KV that a head keeps, on average. answers:
-    at once, besides one alone; max_tokens: of each."""
-
-    kv_budget: int
-    chunks: int = 15
-    chunk_tokens: int = 480
-    answers: int = 8
-    max_tokens: int = 48
-    repeats: int = 2
-    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)

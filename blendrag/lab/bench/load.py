@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+from rich.console import Console
 
 from blendrag.engine.client.engine import Engine
 from blendrag.engine.wire.recipe import Recipe
-from blendrag.errors import ConfigError
-from blendrag.lab.arms import recipe_of, reset
-from blendrag.lab.bench.open_loop import Alone, Asked, LoadArm, OpenLoop, Run, Ways, arrival_times
+from blendrag.lab.arms import Asked, recipe_of, reset
+from blendrag.lab.bench.open_loop import Alone, Loaded, OpenLoop, Run, Ways, arrival_times, load_tables
+from blendrag.lab.bench.options import LoadOptions
 from blendrag.lab.bench.timed import Timed
 from blendrag.lab.prompts import Prompt, PromptMaker, check_prompts
-from blendrag.lab.results import EngineResults, Setup
+from blendrag.lab.results import Setup, where
 from blendrag.lab.running import blending_engine
 from blendrag.lab.scratch import scratch_store
 from blendrag.lab.texts import text_pieces
@@ -27,36 +29,7 @@ _ALONE = 5  # requests, one after another
 PROMPTS = 40  # different ones, asked again and again
 
 
-@dataclass(frozen=True, slots=True)
-class LoadOptions:
-    """Options of ``bench load``.
-
-    pool: chunks that prompts are made of. seconds: of arrivals, per arm and rate. tries: rates per arm, about
-    what it answers without load.
-    """
-
-    chunks: int = 6
-    chunk_tokens: int = 256
-    pool: int = 48
-    max_tokens: int = 16
-    seconds: float = 24.0
-    tries: int = 5
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.pool < self.chunks:
-            raise ConfigError(f"--pool {self.pool}: fewer than the {self.chunks} chunks of a prompt")
-
-
-@dataclass(frozen=True, slots=True)
-class LoadResults(EngineResults[LoadOptions]):
-    """Results of ``bench load``. bound_ms: of p95 TTFT, twice full prefill's without load."""
-
-    arms: dict[str, LoadArm]
-    bound_ms: float
-
-
-def run_load(settings: Settings, options: LoadOptions, progress: Progress) -> LoadResults:
+def run_load(settings: Settings, options: LoadOptions, progress: Progress) -> Loaded[LoadOptions]:
     """Measure throughput: at one rate all arms are sent the same prompts at the same times, from an empty
     prefix cache.
 
@@ -73,7 +46,7 @@ def run_load(settings: Settings, options: LoadOptions, progress: Progress) -> Lo
             load = _Load(engine, recipe_of(settings, store.id), prompts, options, progress)
             arms, bound_ms = asyncio.run(load.measure(1, options.tries))
             reset(engine)  # waits until it has let go of what was cut off
-        return LoadResults(arms, bound_ms, setup=Setup.of(engine, settings, options, prompts))
+        return Loaded(arms=arms, bound_ms=bound_ms, setup=Setup.of(engine, settings, options, prompts))
 
 
 class _Load(OpenLoop[Prompt]):
@@ -100,3 +73,22 @@ class _Load(OpenLoop[Prompt]):
         times = arrival_times(rate, seconds, self._options.seed)
         reset(self._engine)
         return await self.send(arm, rate, self._prompts, times, seconds, bound_ms)
+
+
+def print_load(results: Loaded[LoadOptions], console: Console) -> None:
+    """Print what arms did at each rate, and what they sustain."""
+    setup, options = results.setup, results.setup.options
+    plain = sum(run.not_blended for arm in results.arms.values() for run in arm.runs)
+    for table in load_tables(results.arms, results.bound_ms):
+        console.print(table, markup=False)
+    if plain:
+        console.print(f"Of the blended arm {plain:,} requests were prefilled instead.", markup=False)
+    console.print(
+        f"Sustained: the most answers a second while p95 of TTFT is {results.bound_ms:,.0f} ms at most"
+        " (> marks more). TTFT: from when a request was due. alone: TTFT of requests one after another."
+        f" {PROMPTS} prompts of {options.chunks} chunks of {options.chunk_tokens}"
+        f" tokens, out of {options.pool} chunks: {setup.prompt_tokens[0]:,} to {setup.prompt_tokens[-1]:,}"
+        f" tokens, answers of {options.max_tokens}; {options.seconds:g} s a rate;"
+        f" {setup.settings.blending.recompute_ratio:.0%} recomputed. {where(setup.machine)}.",
+        markup=False,
+    )

@@ -10,7 +10,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import accumulate, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,7 +22,9 @@ from rich.console import Console
 
 from blendrag.errors import ConfigError
 from blendrag.index.split import Splitter
+from blendrag.lab.bench.options import RecognitionOptions
 from blendrag.lab.bench.shapes import SHAPES, Shape
+from blendrag.lab.results import Results
 from blendrag.lab.texts import installed_texts
 from blendrag.machine import Machine
 from blendrag.progress import Progress
@@ -41,25 +43,6 @@ _CHARACTERS = 2000  # of a chunk, which are some 500 tokens
 _REPEATS = 7
 
 _ROOM = 1 << 40  # bytes of KV: more than a replay fills
-
-
-@dataclass(frozen=True, slots=True)
-class RecognitionOptions:
-    """Options of ``bench recognition``. prompts: of each shape. documents: that there are, of at most
-    ``chunk_tokens`` tokens; ``top_k`` of them in a prompt, drawn with popularity rank**-zipf. chunks: known
-    while one prompt is searched; 0: none is."""
-
-    prompts: int = 500
-    documents: int = 200
-    chunk_tokens: int = 256
-    top_k: int = 5
-    zipf: float = 1.0
-    chunks: int = 100_000
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.top_k > self.documents:
-            raise ConfigError(f"--top-k {self.top_k}: there are {self.documents} documents")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +72,11 @@ class Searched:
 
 
 @dataclass(frozen=True, slots=True)
-class RecognitionResults:
+class RecognitionResults(Results):
     options: RecognitionOptions
     machine: Machine
     shapes: dict[str, Replayed]
     searched: Searched | None
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def run_recognition(

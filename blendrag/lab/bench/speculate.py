@@ -16,6 +16,7 @@ from blendrag.chat.chat import Chat
 from blendrag.chat.request import ChatRequest
 from blendrag.engine.client.engine import Engine
 from blendrag.lab.arms import reset
+from blendrag.lab.bench.options import SpeculateOptions
 from blendrag.lab.bootstrap import Interval, difference
 from blendrag.lab.experiment import in_turn
 from blendrag.lab.prompts import QUESTIONS, PromptMaker
@@ -36,16 +37,6 @@ _WAITS = (0.5, 1.0, 2.0)  # in TTFTs
 _CALIBRATE = 3
 _POOL = 4  # chunks that there are, per chunk of a prompt
 _ANSWER_TOKENS = 64
-
-
-@dataclass(frozen=True, slots=True)
-class SpeculateOptions:
-    """Options of ``bench ttft --speculate``. repeats: questions per arm and wait."""
-
-    chunks: int = 6
-    chunk_tokens: int = 512
-    repeats: int = 16
-    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,23 +7,26 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
+
+from rich.console import Console
 
 from blendrag.engine.client.engine import Engine
 from blendrag.engine.wire.recipe import Recipe
 from blendrag.errors import ConfigError
 from blendrag.eviction import make_policy
-from blendrag.lab.arms import recipe_of, reset
+from blendrag.lab.arms import Asked, recipe_of, reset
 from blendrag.lab.bench.open_loop import (
     Alone,
-    Asked,
     LoadArm,
+    Loaded,
     OpenLoop,
     Run,
     Ways,
     arrival_times,
+    load_tables,
     slowest,
 )
+from blendrag.lab.bench.options import TreeOptions
 from blendrag.lab.bench.timed import Timed
 from blendrag.lab.bootstrap import Interval, ratio
 from blendrag.lab.eviction.replay import replay
@@ -37,7 +40,7 @@ from blendrag.lab.questions import (
     read_questions,
     retrieved,
 )
-from blendrag.lab.results import EngineResults, Setup
+from blendrag.lab.results import Setup, where
 from blendrag.lab.running import blending_engine
 from blendrag.lab.scratch import ScratchStore, ram_of, scratch_store, scratch_tree
 from blendrag.progress import Progress
@@ -46,6 +49,7 @@ from blendrag.prompt.plan import Segment
 from blendrag.serving.prefixes import Prefixes
 from blendrag.settings import PREFIX_CACHING, Settings
 from blendrag.store.stack import TierSpec
+from blendrag.tables import table_with
 from blendrag.tree import Nodes, path_of
 
 BLOCK = 128  # tokens: what vLLM has on a CPU
@@ -53,42 +57,9 @@ BLOCK = 128  # tokens: what vLLM has on a CPU
 _LEAST, _STEP = 0.6, 1.6
 _BLOCKS = 2  # blocks of questions one after another: each arm has one turn in each
 
-ARMS = ("full", "prefix", "tree", "blended", "unmixed", "both")
-"""Names of the arms. unmixed: as ``both``, but what is not all in the tree is blended from its beginning."""
 AGAINST = {"tree": "prefix", "unmixed": "blended", "both": "blended"}
 MakePrompt = Callable[[RetrievedQuestion], Prompt]
 _OWN_TREE = ("tree", "unmixed", "both")
-
-
-@dataclass(frozen=True, slots=True)
-class TreeOptions:
-    """Options of ``bench tree``.
-
-    data: questions in SQuAD's format, of which the first ``articles`` articles are taken. arrivals: times of
-    Azure's trace; None: Poisson. chunk_tokens: of a document, at most. zipf: popularity; None: each question
-    once. earlier: questions before those that are measured. pool, tree: tokens that vLLM's prefix cache, and
-    a tree, have room for. alone: questions one after another; requests: at each rate, about.
-    """
-
-    data: Path
-    arrivals: Path | None = None
-    articles: int = 3
-    chunk_tokens: int = 128
-    top_k: int = 5
-    zipf: float | None = 1.0
-    earlier: int = 2000
-    pool: int = 2048
-    tree: int = 16384
-    max_tokens: int = 8
-    alone: int = 12
-    requests: int = 20
-    tries: int = 3
-    arms: tuple[str, ...] = ARMS
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if unknown := [arm for arm in self.arms if arm not in ARMS]:
-            raise ConfigError(f"--arms: no arm {unknown[0]!r}, but {', '.join(ARMS)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,15 +72,12 @@ class Compared:
     ttft: Interval
 
 
-@dataclass(frozen=True, slots=True)
-class TreeResults(EngineResults[TreeOptions]):
-    """Results of ``bench tree``. arms: as in :class:`LoadResults`, at the same rates until one is past its
-    bound. documents: how many, and their tokens. bound_ms: of p95 TTFT, twice full prefill's without load."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeResults(Loaded[TreeOptions]):
+    """Results of ``bench tree``. documents: how many, and their tokens."""
 
-    arms: dict[str, LoadArm]
     compared: list[Compared]
     documents: tuple[int, int]
-    bound_ms: float
 
 
 def run_tree(settings: Settings, options: TreeOptions, progress: Progress) -> TreeResults:
@@ -161,10 +129,10 @@ def run_tree(settings: Settings, options: TreeOptions, progress: Progress) -> Tr
         load = _TreeLoad(engine, make, trees, recipe, stream, first, recorded, options, progress)
         arms, bound_ms = asyncio.run(load.measure(_BLOCKS, options.tries, past=False))
         return TreeResults(
-            arms,
-            list(_compare(arms)),
-            (len(chunks), sum(len(chunk.token_ids) for chunk in chunks)),
-            bound_ms,
+            arms=arms,
+            bound_ms=bound_ms,
+            compared=list(_compare(arms)),
+            documents=(len(chunks), sum(len(chunk.token_ids) for chunk in chunks)),
             setup=Setup.of(engine, settings, options, map(make, stream[first:])),
         )
 
@@ -335,3 +303,33 @@ def _compare(arms: Mapping[str, LoadArm]) -> Iterator[Compared]:
             for run, beside in zip(one.runs, against.runs, strict=False):
                 if len(run.each_ms) == len(beside.each_ms):
                     yield Compared(arm, other, run.rate, ratio(run.each_ms, beside.each_ms))
+
+
+def print_tree(results: TreeResults, console: Console) -> None:
+    """Print what arms took for a first token, did at each rate and sustain, and how they compare."""
+    setup, options = results.setup, results.setup.options
+    prompt = sum(setup.prompt_tokens) / len(setup.prompt_tokens)
+    found = table_with("arm", "rate/s", "requests", "not computed", "of it exact")
+    for name, arm in results.arms.items():
+        for run in arm.runs:
+            exact = "" if name == "full" else f"{run.exact_tokens / prompt:.0%}"
+            reused = f"{run.reused_tokens / prompt:.0%}"
+            found.add_row(name, f"{run.rate:.2f}", f"{run.requests}", reused, exact)
+    compared = table_with("mean TTFT", "rate/s", "ratio", "95 %")
+    for one in results.compared:
+        rate = "alone" if one.rate is None else f"{one.rate:.2f}"
+        range_ = f"{one.ttft.low:.2f}-{one.ttft.high:.2f}"
+        compared.add_row(f"{one.arm} / {one.against}", rate, f"{one.ttft.mean:.2f}x", range_)
+    for table in (*load_tables(results.arms, results.bound_ms), found, compared):
+        console.print(table, markup=False)
+    count, tokens = results.documents
+    drawn = "each once" if options.zipf is None else f"drawn with popularity rank**-{options.zipf:g}"
+    console.print(
+        f"Sustained: the most answers a second while p95 of TTFT is {results.bound_ms:,.0f} ms at most"
+        " (> marks more; such an arm is asked at no higher rate). TTFT: from when a request was due."
+        f" alone: {options.alone} requests one after another. Questions of {options.data.name}, {drawn}, with"
+        f" {options.top_k} of {count} documents ({tokens:,} tokens): {setup.prompt_tokens[0]:,} to"
+        f" {setup.prompt_tokens[-1]:,} tokens, answers of {options.max_tokens}. vLLM's prefix cache has room"
+        f" for {options.pool:,} tokens, a tree for {options.tree:,}. {where(setup.machine)}.",
+        markup=False,
+    )

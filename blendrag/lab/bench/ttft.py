@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from blendrag.lab.arms import Arm, BlendedPrefill, ExactPrefix, FullPrefill, PrefixCaching, recipe_of
+from blendrag.lab.arms import Arm, blended_prefill, exact_prefix, full_prefill, prefix_caching, recipe_of
 from blendrag.lab.bench.axes import AXES, Axis, Point, Value, tiers_of
+from blendrag.lab.bench.options import TtftOptions
 from blendrag.lab.experiment import measure
 from blendrag.lab.prompts import Prompt, PromptMaker, Trial, check_prompts
 from blendrag.lab.results import Setup
@@ -31,20 +32,6 @@ ARMS = ("full", "prefix", "reuse", "blended")
 _POOL = 4  # chunks in a store, per chunk of the largest prompt
 EXACT = "raw"
 _READ_BACK = 6  # chunks whose KV every codec is measured on
-
-
-@dataclass(frozen=True, slots=True)
-class TtftOptions:
-    """Options of ``bench ttft``: the axis of this name at ``values``. chunks, chunk_tokens: of every prompt,
-    unless they are what is varied. exact: exact prefixes, too."""
-
-    axis: str
-    values: tuple[Value, ...]
-    chunks: int = 6
-    chunk_tokens: int = 512
-    repeats: int = 5
-    seed: int = 0
-    exact: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,18 +169,18 @@ def _arms(
         recipe = recipe_of(settings, store.id, point.ratio)
         if point.quality:
             recipe = replace(recipe, options=replace(recipe.options, **point.step._asdict()))
-        own: dict[str, Arm] = {"full": FullPrefill(trials), "prefix": PrefixCaching(trials)}
+        own: dict[str, Arm] = {"full": full_prefill(trials), "prefix": prefix_caching(trials)}
         if tree is not None:
-            own["exact"] = ExactPrefix(trials, tree)
-            own["exact cold"] = ExactPrefix(trials, tree, cold=True)
+            own["exact"] = exact_prefix(trials, tree)
+            own["exact cold"] = exact_prefix(trials, tree, cold=True)
         stored = {
-            "reuse": BlendedPrefill(trials, recipe_of(settings, store.id, 0.0), cold),
-            "blended": BlendedPrefill(trials, recipe, cold, point.quality),
+            "reuse": blended_prefill(trials, recipe_of(settings, store.id, 0.0), cold),
+            "blended": blended_prefill(trials, recipe, cold, point.quality),
         }
         cases[value] = {kind: (arm.name, *point.prompts) for kind, arm in own.items()}
         if not blended:
             stored = {}
-            own["prefix"] = PrefixCaching([_in_order(trial) for trial in trials])
+            own["prefix"] = prefix_caching([_in_order(trial) for trial in trials])
         cases[value] |= {kind: (arm.name, *point.prompts, *point.store) for kind, arm in stored.items()}
         for kind, arm in (own | stored).items():
             arms.setdefault(cases[value][kind], arm)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from blendrag.lab.evaluate.measure import Measuring
 from blendrag.lab.evaluate.recommend import DEFAULT_TOLERANCE, Recommendation, recommend
 from blendrag.lab.evaluate.samples import SampleLog
 from blendrag.lab.evaluate.summary import ArmSummary, summarise
+from blendrag.lab.results import Results
 from blendrag.lab.running import blending_engine
 from blendrag.machine import Machine, commit, cores, cpu, installed_vllm
 from blendrag.progress import Progress
@@ -41,7 +42,7 @@ class EvalOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluation:
+class Evaluation(Results):
     """The results, as JSON has them. config: the options, how many questions
     (``rows``), and those left out because their prompts do not fit the model's window (``too_long``).
     decoding: of the arms with a budget of KV."""
@@ -51,9 +52,6 @@ class Evaluation:
     machine: Machine
     config: dict[str, Any]
     decoding: dict[str, DecodedSummary] = field(default_factory=dict)
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def run_eval(settings: Settings, options: EvalOptions, progress: Progress) -> Evaluation:

@@ -10,7 +10,7 @@ from blendrag.choice import Choice
 from blendrag.control.profile import BlendPoint, PrefillPoint, Profile, TierSpeed, profile_digest
 from blendrag.engine.client.engine import Engine
 from blendrag.errors import EngineError, PromptTooLongError
-from blendrag.lab.arms import Arm, BlendedPrefill, PrefixCaching, Sample, recipe_of
+from blendrag.lab.arms import Arm, Sample, blended_prefill, prefix_caching, recipe_of
 from blendrag.lab.experiment import measure
 from blendrag.lab.profiling.tier_speed import measure_tiers
 from blendrag.lab.prompts import QUESTIONS, Prompt, PromptMaker, Trial
@@ -97,7 +97,7 @@ def _prefills(engine: Engine, grid: Grid, text: tuple[int, ...]) -> dict[tuple[i
         for new in grid.new:
             if cached + new < engine.max_model_len:
                 whole, before = (Prompt(text[:end], (("", 0, end),)) for end in (cached + new, cached))
-                arms[cached, new] = PrefixCaching(_repeated(whole, grid.repeats, before))
+                arms[cached, new] = prefix_caching(_repeated(whole, grid.repeats, before))
     return arms
 
 
@@ -117,7 +117,7 @@ def _blends(
         cached = prompt.chunk_tokens()
         for ratio in grid.ratios:
             trials = _repeated(prompt, grid.repeats)
-            arm = BlendedPrefill(trials, recipe_of(settings, store.id, ratio))
+            arm = blended_prefill(trials, recipe_of(settings, store.id, ratio))
             arms[cached, len(prompt.token_ids) - cached, ratio] = arm
     return arms
 

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from blendrag.errors import ConfigError
-from blendrag.lab.arms import BlendedPrefill, Sample
+from blendrag.lab.arms import Sample
 from blendrag.lab.bench.axes import ALL, AXES, Point, axis_named, parse_ratios
-from blendrag.lab.bench.ttft import CodecCost, TtftOptions, TtftResults, _arms
+from blendrag.lab.bench.options import TtftOptions
+from blendrag.lab.bench.ttft import CodecCost, TtftResults, _arms
 from blendrag.lab.bench.ttft_report import draw_sweep, draw_ttft, print_sweep, print_ttft
 from blendrag.lab.prompts import PromptMaker
 from blendrag.lab.results import Setup
@@ -89,8 +90,9 @@ def test_step_of_quality_is_measured_with_its_selector(tokenizer: Any, settings:
     assert len(arms) == 2 + 1 + len(steps)
     for name, step in steps.items():
         arm = arms[cases[name]["blended"]]
-        assert isinstance(arm, BlendedPrefill) and arm.name == name
-        options = arm._recipe.options
+        recipe = arm.asked(arm.trials[0]).recipe
+        assert recipe and arm.name == name
+        options = recipe.options
         assert (options.selector, options.recompute_ratio) == step
 
 

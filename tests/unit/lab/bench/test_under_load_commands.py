@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from blendrag.lab.bench.beside import Beside, BesideOptions, BesideResults
-from blendrag.lab.bench.load import LoadOptions, LoadResults
-from blendrag.lab.bench.load_report import draw_beside, draw_load, print_beside, print_load, print_tree
-from blendrag.lab.bench.open_loop import Alone, LoadArm, Run
-from blendrag.lab.bench.tree import Compared, TreeOptions, TreeResults
+from blendrag.lab.bench.beside import Beside, BesideResults, draw_beside, print_beside
+from blendrag.lab.bench.load import print_load
+from blendrag.lab.bench.open_loop import Alone, LoadArm, Loaded, Run, draw_load
+from blendrag.lab.bench.options import BesideOptions, LoadOptions, TreeOptions
+from blendrag.lab.bench.tree import Compared, TreeResults, print_tree
 from blendrag.lab.bootstrap import Interval
 from blendrag.lab.results import Setup
 from blendrag.lab.statistics import Percentiles, Spread
@@ -35,7 +35,7 @@ def latency(p50: float) -> Percentiles:
     return Percentiles(p50, 2 * p50, 3 * p50)
 
 
-def load_results() -> LoadResults:
+def load_results() -> Loaded[LoadOptions]:
     def run(rate: float, ms: float) -> Run:
         return Run(rate, 9, int(rate), 100.0, 50.0, latency(ms), [ms], rate)
 
@@ -47,7 +47,7 @@ def load_results() -> LoadResults:
         "prefix": arm(None, run(1.5, 1300)),
         "blended": arm(3.0, run(1.5, 300), run(3.0, 600)),
     }
-    return LoadResults(arms, 1600.0, setup=setup(LoadOptions()))
+    return Loaded(arms=arms, bound_ms=1600.0, setup=setup(LoadOptions()))
 
 
 def tree_results() -> TreeResults:
@@ -55,7 +55,9 @@ def tree_results() -> TreeResults:
     arms = {**load.arms, "both": load.arms["blended"]}
     compared = [Compared("both", "blended", rate, Interval(0.6, 0.5, 0.7)) for rate in (None, 1.5)]
     options = TreeOptions(Path("squad.json.gz"))
-    return TreeResults(arms, compared, (250, 31_000), 1600.0, setup=setup(options))
+    return TreeResults(
+        arms=arms, bound_ms=1600.0, compared=compared, documents=(250, 31_000), setup=setup(options)
+    )
 
 
 def beside_results() -> BesideResults:

@@ -12,8 +12,9 @@ import pytest
 
 from blendrag.errors import SourceError
 from blendrag.eviction import make_policy
+from blendrag.lab.bench.options import EvictionOptions
 from blendrag.lab.eviction.replay import optimum, replay
-from blendrag.lab.eviction.source import RetrievalLoad, open_source
+from blendrag.lab.eviction.source import open_source
 from blendrag.lab.eviction.trace import read_dialogs, read_mooncake
 from blendrag.lab.questions import read_azure
 from places import DATA
@@ -64,7 +65,7 @@ def test_wrong_mooncake_line_is_refused_and_named(tmp_path: Path, text: str, say
     path = tmp_path / "trace.jsonl"
     path.write_text(text)
     with pytest.raises(SourceError, match=f"trace.jsonl.*{says}"):
-        open_source(path, RetrievalLoad())
+        open_source(EvictionOptions(path, "1"))
 
 
 @pytest.mark.parametrize(
@@ -78,7 +79,9 @@ def test_damaged_archive_is_named(tmp_path: Path, damage: Callable[[bytes], byte
         read_mooncake(path)
 
 
-@pytest.mark.parametrize("read", [read_mooncake, read_azure, lambda path: open_source(path, RetrievalLoad())])
+@pytest.mark.parametrize(
+    "read", [read_mooncake, read_azure, lambda path: open_source(EvictionOptions(path, "1"))]
+)
 def test_wrong_path_is_named(tmp_path: Path, read: Callable[[Path], object]) -> None:
     for path in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(SourceError, match=path.name):
