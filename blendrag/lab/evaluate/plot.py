@@ -14,7 +14,6 @@ from typing import Any
 from blendrag.lab import canvas
 from blendrag.lab.canvas import INK
 from blendrag.lab.evaluate.arms import FULL, REUSE
-from blendrag.lab.evaluate.decoding import draw_decoding
 from blendrag.lab.evaluate.run import Evaluation
 from blendrag.lab.evaluate.summary import ArmSummary
 
@@ -22,13 +21,10 @@ _MARKERS = "osD^vPX*<>hp"
 
 
 def draw(results: Evaluation, path: Path) -> None:
-    """Write the picture; with arms that have a budget of KV, what those lose is the last panel."""
+    """Write the picture, without arms that have a budget of KV."""
     arms = {name: arm for name, arm in results.arms.items() if name not in results.decoding}
-    count = 4 if results.decoding else 3
-    figure = canvas.new_figure(4.7 * count, 4.6)
-    answer, first, words, *budgets = figure.subplots(1, count)
-    for axes in budgets:
-        draw_decoding(axes, results.decoding)
+    figure = canvas.new_figure(14.1, 4.6)
+    answer, first, words = figure.subplots(1, 3)
     for axes, measure in ((answer, "nll_loss"), (first, "kl_first_token"), (words, "f1")):
         _draw_arms(axes, arms, measure)
         axes.axhline(getattr(arms[FULL], measure).mean, color=INK, linewidth=0.8)

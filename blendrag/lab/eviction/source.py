@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import heapq
-import json
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate, count, pairwise
 from pathlib import Path
@@ -25,7 +25,7 @@ from blendrag.lab.questions import (
     read_questions,
     retrieved,
 )
-from blendrag.lab.records import numbered_lines
+from blendrag.lab.records import fields_of, numbered_lines, read_text
 from blendrag.settings import Settings
 
 Forecasts = Callable[[RequestTrace], Sequence[float] | None]
@@ -68,16 +68,13 @@ def open_source(options: EvictionOptions) -> TraceSource:
 def _first_fields(path: Path) -> set[str]:
     """Return the names of what the first record of the file has; none if it is no sequence of records: the
     reader of question sets says what is wrong with one that is none."""
-    _, line = next(numbered_lines(path), (0, b""))
-    if not line:
+    with suppress(OSError), path.open("rb") as file:
+        if file.read(len(_SQLITE)) == _SQLITE:
+            return {"log"}
+    lines = numbered_lines(read_text(path))
+    if not lines:
         raise SourceError(f"{str(path)!r} is empty")
-    if line.startswith(_SQLITE):
-        return {"log"}
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
-        return set()
-    return set(record) if isinstance(record, dict) else set()
+    return fields_of(lines[0][1]) or set()
 
 
 def _questions(options: EvictionOptions) -> TraceSource:
