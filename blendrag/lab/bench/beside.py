@@ -6,8 +6,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -102,30 +102,26 @@ def run_beside(settings: Settings, options: BesideOptions, progress: Progress) -
         )
 
 
+@dataclass
 class _Beside:
-    """One measurement, a window per condition and repeat."""
+    """One measurement, a window per condition and repeat. slow: a second store. twins: its chunks, by keys of
+    the prompts."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        recipes: Mapping[str, Recipe],
-        stories: Sequence[Sequence[int]],
-        short: Prompt,
-        slow: ScratchStore,
-        twins: Mapping[str, Chunk],
-    ) -> None:
-        """Begin with no window. slow: a second store. twins: its chunks, by keys of the prompts."""
-        self._engine, self._recipes, self._stories, self._short = engine, recipes, stories, short
-        self._slow, self._twins = slow, twins
-        self._names = itertools.count()
+    engine: Engine
+    recipes: Mapping[str, Recipe]
+    stories: Sequence[Sequence[int]]
+    short: Prompt
+    slow: ScratchStore
+    twins: Mapping[str, Chunk]
+    names: Iterator[int] = field(default_factory=itertools.count)
 
     async def measure(self, condition: str, prompt: Prompt) -> MeasuredWindow:
         """Measure answers beside a long prompt, then a short one beside it."""
-        reset(self._engine)
-        decodes: list[list[Timed]] = [[] for _ in self._stories]
+        reset(self.engine)
+        decodes: list[list[Timed]] = [[] for _ in self.stories]
         tasks = [
             asyncio.create_task(self._decode(story, own))
-            for story, own in zip(self._stories, decodes, strict=True)
+            for story, own in zip(self.stories, decodes, strict=True)
         ]
         try:
             await _all_have_a_token(decodes, tasks)
@@ -133,7 +129,7 @@ class _Beside:
             await self._arrive(condition, prompt, arrival)
             await _all_have_a_token(decodes, tasks, arrival.tokens[0])  # what it ends in is lost to it, too
         finally:
-            await stop(self._engine, tasks)
+            await stop(self.engine, tasks)
         return MeasuredWindow(
             arrival, [one for own in decodes for one in own], await self._beside_short(condition, prompt)
         )
@@ -146,17 +142,17 @@ class _Beside:
                 long = [asyncio.create_task(self._arrive(condition, prompt, Timed(time.perf_counter())))]
                 await asyncio.sleep(INTO_S)
             short = Timed(time.perf_counter())
-            await self._ask(self._short.token_ids, short)
+            await self._ask(self.short.token_ids, short)
             await asyncio.gather(*long)
         finally:
-            await stop(self._engine, long)
+            await stop(self.engine, long)
         return short.tokens[0] - short.due
 
     async def _decode(self, story: Sequence[int], decodes: list[Timed]) -> None:
         """Generate one answer after the other."""
         while True:
             decodes.append(Timed(time.perf_counter()))
-            await ask_timed(self._engine, story, exactly(DECODE_TOKENS), decodes[-1])
+            await ask_timed(self.engine, story, exactly(DECODE_TOKENS), decodes[-1])
 
     async def _arrive(self, condition: str, prompt: Prompt, timed: Timed) -> None:
         """Wait for a first token; or store chunks, or do nothing for a while."""
@@ -164,21 +160,21 @@ class _Beside:
         if condition == "alone":
             await asyncio.sleep(ALONE_S)
         elif condition == "ingest":
-            await asyncio.to_thread(_ingest_again, self._slow, [self._twins[key] for key, *_ in spans])
+            await asyncio.to_thread(_ingest_again, self.slow, [self.twins[key] for key, *_ in spans])
         if condition in ("alone", "ingest"):
             timed.tokens.append(time.perf_counter())
             return
         if condition == "slow":
-            spans = tuple((self._twins[key].key, start, length) for key, start, length in spans)
-            await asyncio.to_thread(self._slow.make_cold)
-        recipe = self._recipes.get(condition)
+            spans = tuple((self.twins[key].key, start, length) for key, start, length in spans)
+            await asyncio.to_thread(self.slow.make_cold)
+        recipe = self.recipes.get(condition)
         await self._ask(prompt.token_ids, timed, recipe and replace(recipe, spans=spans))
         if recipe is not None:
             check_blended("what arrived", timed.report)
 
     async def _ask(self, token_ids: Sequence[int], timed: Timed, recipe: Recipe | None = None) -> None:
         """Wait for a first token, in a namespace of its own: nothing of it is in the prefix cache."""
-        await ask_timed(self._engine, token_ids, exactly(1), timed, recipe, f"beside-{next(self._names)}")
+        await ask_timed(self.engine, token_ids, exactly(1), timed, recipe, f"beside-{next(self.names)}")
 
 
 async def _all_have_a_token(

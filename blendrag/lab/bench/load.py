@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from rich.console import Console
 
-from blendrag.engine.client.engine import Engine
 from blendrag.engine.wire.recipe import Recipe
 from blendrag.lab.arms import Asked, recipe_of, reset
-from blendrag.lab.bench.open_loop import Alone, Loaded, OpenLoop, Run, Ways, arrival_times, load_tables
+from blendrag.lab.bench.open_loop import Alone, Loaded, OpenLoop, Run, arrival_times, load_tables
 from blendrag.lab.bench.options import LoadOptions
 from blendrag.lab.bench.timed import Timed
 from blendrag.lab.prompts import Prompt, PromptMaker, check_prompts
@@ -43,36 +42,38 @@ def run_load(settings: Settings, options: LoadOptions, progress: Progress) -> Lo
             trials = maker.trials(store.chunks, options.chunks, PROMPTS, options.seed)
             prompts = [trial.prompt for trial in trials]
             check_prompts(prompts, engine.max_model_len, options.max_tokens)
-            load = _Load(engine, recipe_of(settings, store.id), prompts, options, progress)
-            arms, bound_ms = asyncio.run(load.measure(1, options.tries))
+            load = _Load(
+                engine, progress, options.max_tokens, recipe_of(settings, store.id), prompts, options
+            )
+            arms, bound_ms = asyncio.run(load.measure(("full", "prefix", "blended"), 1, options.tries))
             reset(engine)  # waits until it has let go of what was cut off
         return Loaded(arms=arms, bound_ms=bound_ms, setup=Setup.of(engine, settings, options, prompts))
 
 
+@dataclass
 class _Load(OpenLoop[Prompt]):
-    def __init__(
-        self, engine: Engine, recipe: Recipe, prompts: Sequence[Prompt], options: LoadOptions, bar: Progress
-    ) -> None:
-        """Full prefill is a namespace of its own per request: nobody's KV is found there. The engine's prefix
-        caching is left as it is for the two others; it finds blended KV again, too."""
-        self._prompts, self._options, alone = prompts, options, itertools.count()
-        ways: Ways[Prompt] = {
-            "full": lambda prompt: Asked(prompt.token_ids, namespace=f"alone-{next(alone)}"),
-            "prefix": lambda prompt: Asked(prompt.token_ids),
-            "blended": lambda prompt: Asked(prompt.token_ids, replace(recipe, spans=prompt.spans)),
-        }
-        super().__init__(engine, ways, options.max_tokens, bar)
+    recipe: Recipe
+    prompts: Sequence[Prompt]
+    options: LoadOptions
+    alone: Iterator[int] = field(default_factory=itertools.count)
+
+    def asked(self, arm: str, prompt: Prompt) -> Asked:
+        """Return how it is sent: by full prefill, in a namespace of its own, where nobody's KV is found. The
+        engine's prefix caching is left as it is for the two others; it finds blended KV again, too."""
+        namespace = f"alone-{next(self.alone)}" if arm == "full" else ""
+        recipe = replace(self.recipe, spans=prompt.spans) if arm == "blended" else None
+        return Asked(prompt.token_ids, recipe, namespace)
 
     async def one_by_one(self, arm: str, block: int) -> list[Timed]:
-        reset(self._engine)
-        asked = itertools.islice(itertools.cycle(self._prompts), _ALONE + 1)  # the first one warms up
+        reset(self.engine)
+        asked = itertools.islice(itertools.cycle(self.prompts), _ALONE + 1)  # the first one warms up
         return [await self.ask(arm, prompt) for prompt in asked][1:]
 
     async def at_rate(self, arm: str, number: int, alone: Mapping[str, Alone], bound_ms: float) -> Run:
-        seconds, rate = self._options.seconds, _LEAST * _STEP**number * 1e3 / alone[arm].total_ms
-        times = arrival_times(rate, seconds, self._options.seed)
-        reset(self._engine)
-        return await self.send(arm, rate, self._prompts, times, seconds, bound_ms)
+        seconds, rate = self.options.seconds, _LEAST * _STEP**number * 1e3 / alone[arm].total_ms
+        times = arrival_times(rate, seconds, self.options.seed)
+        reset(self.engine)
+        return await self.send(arm, rate, self.prompts, times, seconds, bound_ms)
 
 
 def print_load(results: Loaded[LoadOptions], console: Console) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -33,9 +33,6 @@ P = TypeVar("P")
 Chosen = TypeVar("Chosen", bound="DataclassInstance")
 
 WARM_UP = 1 / 6  # of a run's time, as CacheBlend drops 1,000 of 6,000 requests
-
-
-Ways = Mapping[str, Callable[[P], Asked]]  # by arm
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,15 +85,20 @@ class LoadArm:
     vs_prefix: float | None
 
 
+@dataclass
 class OpenLoop(ABC, Generic[P]):
     """A measurement of arms: asked one by one, then by requests at given times, at rates that rise.
 
-    ways: how each arm asks. max_tokens: of every answer.
+    max_tokens: of every answer.
     """
 
-    def __init__(self, engine: Engine, ways: Ways[P], max_tokens: int, progress: Progress) -> None:
-        self._engine, self._ways, self._progress = engine, ways, progress
-        self._sampling = exactly(max_tokens)
+    engine: Engine
+    progress: Progress
+    max_tokens: int
+
+    @abstractmethod
+    def asked(self, arm: str, given: P) -> Asked:
+        """Return how an arm sends a prompt."""
 
     @abstractmethod
     async def one_by_one(self, arm: str, block: int) -> list[Timed]:
@@ -107,17 +109,17 @@ class OpenLoop(ABC, Generic[P]):
         """Ask at the rate of this number, from 0."""
 
     async def measure(
-        self, blocks: int, rates: int, *, past: bool = True
+        self, names: Sequence[str], blocks: int, rates: int, *, past: bool = True
     ) -> tuple[dict[str, LoadArm], float]:
         """Return the arms, and the bound: twice full prefill's TTFT without load, or the slowest arm's. past:
         whether an arm that did not keep to it is asked at higher rates."""
-        asked: dict[str, list[Timed]] = {arm: [] for arm in self._ways}
-        for turn in in_turn(self._ways, range(blocks), self._progress, warm_up=0):
+        asked: dict[str, list[Timed]] = {arm: [] for arm in names}
+        for turn in in_turn(dict.fromkeys(names), range(blocks), self.progress, warm_up=0):
             asked[turn.key] += await self.one_by_one(turn.key, turn.trial)
         alone = {arm: Alone.of(own) for arm, own in asked.items()}
         bound_ms = 2 * slowest(alone).ttft_ms
-        runs: dict[str, list[Run]] = {arm: [] for arm in self._ways}
-        for turn in in_turn(self._ways, range(rates), self._progress, warm_up=0):
+        runs: dict[str, list[Run]] = {arm: [] for arm in names}
+        for turn in in_turn(dict.fromkeys(names), range(rates), self.progress, warm_up=0):
             own = runs[turn.key]
             if past or not own or own[-1].ttft_ms.p95 <= bound_ms:
                 own.append(await self.at_rate(turn.key, turn.trial, alone, bound_ms))
@@ -125,9 +127,9 @@ class OpenLoop(ABC, Generic[P]):
 
     async def ask(self, arm: str, given: P, timed: Timed | None = None) -> Timed:
         """Send a prompt now, and wait for the answer."""
-        timed, asked = timed or Timed(time.perf_counter()), self._ways[arm](given)
-        sampling = replace(self._sampling, path=asked.path)
-        await ask_timed(self._engine, asked.token_ids, sampling, timed, asked.recipe, asked.namespace)
+        timed, asked = timed or Timed(time.perf_counter()), self.asked(arm, given)
+        sampling = replace(exactly(self.max_tokens), path=asked.path)
+        await ask_timed(self.engine, asked.token_ids, sampling, timed, asked.recipe, asked.namespace)
         return timed
 
     async def send(

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from rich.console import Console
 
@@ -21,7 +21,6 @@ from blendrag.lab.bench.open_loop import (
     Loaded,
     OpenLoop,
     Run,
-    Ways,
     arrival_times,
     load_tables,
     slowest,
@@ -126,8 +125,10 @@ def run_tree(settings: Settings, options: TreeOptions, progress: Progress) -> Tr
         recipe = recipe_of(settings, store.id)
         first = len(stream) - count
         _leave(stream[:first], make, trees, options.tree, ram_of(settings).policy, recipe)
-        load = _TreeLoad(engine, make, trees, recipe, stream, first, recorded, options, progress)
-        arms, bound_ms = asyncio.run(load.measure(_BLOCKS, options.tries, past=False))
+        load = _TreeLoad(
+            engine, progress, options.max_tokens, make, trees, recipe, stream, first, recorded, options
+        )
+        arms, bound_ms = asyncio.run(load.measure(options.arms, _BLOCKS, options.tries, past=False))
         return TreeResults(
             arms=arms,
             bound_ms=bound_ms,
@@ -223,76 +224,62 @@ def _leave(
 # -- the runs ---------------------------------------------------------------------------------------------
 
 
+@dataclass
 class _TreeLoad(OpenLoop[RetrievedQuestion]):
-    def __init__(
-        self,
-        engine: Engine,
-        make: MakePrompt,
-        trees: Mapping[str, Prefixes],
-        recipe: Recipe,
-        stream: Sequence[RetrievedQuestion],
-        first: int,
-        recorded: Sequence[float] | None,
-        options: TreeOptions,
-        progress: Progress,
-    ) -> None:
-        """Begin with the question of number ``first``: those before were earlier."""
-        self._make, self._trees, self._recipe = make, trees, recipe
-        self._stream, self._first, self._recorded, self._options = stream, first, recorded, options
-        alone = itertools.count()
-        every: Ways[RetrievedQuestion] = {
-            "full": lambda q: Asked(make(q).token_ids, namespace=f"alone-{next(alone)}"),
-            "prefix": lambda q: Asked(make(q).token_ids),
-            "tree": lambda q: self._exact("tree", q, blends=False),
-            "blended": lambda q: self._blended(make(q)),
-            "unmixed": lambda q: self._exact("unmixed", q, blends=True, mixes=False),
-            "both": lambda q: self._exact("both", q, blends=True),
-        }
-        super().__init__(engine, {arm: every[arm] for arm in options.arms}, options.max_tokens, progress)
+    """The loop over questions. first: number of the first one: those before were earlier."""
+
+    make: MakePrompt
+    trees: Mapping[str, Prefixes]
+    recipe: Recipe
+    stream: Sequence[RetrievedQuestion]
+    first: int
+    recorded: Sequence[float] | None
+    options: TreeOptions
+    full: Iterator[int] = field(default_factory=itertools.count)
+
+    def asked(self, arm: str, question: RetrievedQuestion) -> Asked:
+        """Return how a prompt is asked; with exact prefixes, as serving decides."""
+        prompt = self.make(question)
+        recipe = replace(self.recipe, spans=prompt.spans) if arm in ("blended", "unmixed", "both") else None
+        if arm not in self.trees:
+            return Asked(prompt.token_ids, recipe, f"alone-{next(self.full)}" if arm == "full" else "")
+        prefixes = self.trees[arm]
+        path, recipe = prefixes.path(plan_of(prompt), recipe)
+        if recipe is not None and arm == "unmixed":
+            recipe = replace(recipe, tree="", head=())
+        return Asked(prompt.token_ids, recipe, prefixes.tree.identity.namespace, path)
 
     async def one_by_one(self, arm: str, block: int) -> list[Timed]:
         """Ask questions one by one, with time to grow in between."""
-        count = self._options.alone // _BLOCKS
-        first = self._first + block * count
+        count = self.options.alone // _BLOCKS
+        first = self.first + block * count
         await self._prepare(arm, first)
         found = []
-        for question in self._stream[first : first + count]:
+        for question in self.stream[first : first + count]:
             found.append(await self.ask(arm, question))
-            if arm in self._trees:
-                await asyncio.to_thread(self._trees[arm].growth.wait)
+            if arm in self.trees:
+                await asyncio.to_thread(self.trees[arm].growth.wait)
         return found
 
     async def at_rate(self, arm: str, number: int, alone: Mapping[str, Alone], bound_ms: float) -> Run:
-        options = self._options
+        options = self.options
         rate = _LEAST * _STEP**number * 1e3 / slowest(alone).total_ms
         seconds = options.requests / rate
-        times = arrival_times(rate, seconds, options.seed, self._recorded)
-        first = self._first + options.alone + number * 2 * options.requests
+        times = arrival_times(rate, seconds, options.seed, self.recorded)
+        first = self.first + options.alone + number * 2 * options.requests
         await self._prepare(arm, first)
-        run = await self.send(arm, rate, self._stream[first:], times, seconds, bound_ms)
-        if arm in self._trees:  # or it would grow beside another arm
-            await asyncio.to_thread(self._trees[arm].growth.finish)
+        run = await self.send(arm, rate, self.stream[first:], times, seconds, bound_ms)
+        if arm in self.trees:  # or it would grow beside another arm
+            await asyncio.to_thread(self.trees[arm].growth.finish)
         return run
 
     async def _prepare(self, arm: str, first: int) -> None:
         """Leave vLLM's prefix cache as earlier questions would have left it, where an arm goes by it."""
-        reset(self._engine)
-        room = self._options.pool // self._options.chunk_tokens  # documents
-        before = -(-room // self._options.top_k) if arm == "prefix" else 1
-        for question in self._stream[max(0, first - before) : first]:
+        reset(self.engine)
+        room = self.options.pool // self.options.chunk_tokens  # documents
+        before = -(-room // self.options.top_k) if arm == "prefix" else 1
+        for question in self.stream[max(0, first - before) : first]:
             await self.ask(arm, question)
-
-    def _blended(self, prompt: Prompt) -> Asked:
-        return Asked(prompt.token_ids, replace(self._recipe, spans=prompt.spans))
-
-    def _exact(self, arm: str, question: RetrievedQuestion, *, blends: bool, mixes: bool = True) -> Asked:
-        """Return how a prompt is asked with exact prefixes, as serving decides."""
-        prompt, prefixes = self._make(question), self._trees[arm]
-        recipe = replace(self._recipe, spans=prompt.spans) if blends else None
-        path, recipe = prefixes.path(plan_of(prompt), recipe)
-        if recipe is not None and not mixes:
-            recipe = replace(recipe, tree="", head=())
-        return Asked(prompt.token_ids, recipe, prefixes.tree.identity.namespace, path)
 
 
 def _compare(arms: Mapping[str, LoadArm]) -> Iterator[Compared]:
