@@ -94,8 +94,7 @@ def ttft(
     from blendrag.lab.bench.axes import AXES, axis_named, parse_ratios
     from blendrag.lab.bench.model import print_model, run_model
     from blendrag.lab.bench.speculate import print_speculate, run_speculate
-    from blendrag.lab.bench.ttft import run_ttft
-    from blendrag.lab.bench.ttft_report import draw_sweep, draw_ttft, print_sweep, print_ttft
+    from blendrag.lab.bench.ttft import draw_sweep, draw_ttft, print_sweep, print_ttft, run_ttft
     from blendrag.settings import PREFIX_CACHING, Settings
 
     swept = {"axis": axis, "values": values, "ratios": ratios}

@@ -14,8 +14,15 @@ from blendrag.errors import ConfigError
 from blendrag.lab.arms import Sample
 from blendrag.lab.bench.axes import ALL, AXES, Point, axis_named, parse_ratios
 from blendrag.lab.bench.options import TtftOptions
-from blendrag.lab.bench.ttft import CodecCost, TtftResults, _arms
-from blendrag.lab.bench.ttft_report import draw_sweep, draw_ttft, print_sweep, print_ttft
+from blendrag.lab.bench.ttft import (
+    CodecCost,
+    TtftResults,
+    _arms,
+    draw_sweep,
+    draw_ttft,
+    print_sweep,
+    print_ttft,
+)
 from blendrag.lab.prompts import PromptMaker
 from blendrag.lab.results import Setup
 from blendrag.lab.statistics import summarise
