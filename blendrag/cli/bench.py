@@ -189,9 +189,11 @@ def tree(
     from blendrag.lab.bench.tree import print_tree, run_tree
     from blendrag.settings import PREFIX_CACHING, Settings
 
-    wanted = TreeOptions(**given, **({"arms": tuple(arms.split(","))} if arms else {}))
+    wanted = TreeOptions(**given)
     if once:
         wanted = replace(wanted, zipf=None)
+    if arms:
+        wanted = replace(wanted, arms=tuple(arms.split(",")))
     settings = Settings.load(model=model, engine_args=PREFIX_CACHING)
     measured(
         lambda bar: run_tree(settings, wanted, bar),

@@ -53,7 +53,7 @@ class Results:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for JSON; of an engine, with its ``machine``."""
-        return asdict(self)  # type: ignore[call-overload,no-any-return]
+        return asdict(self)  # type: ignore[call-overload]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from blendrag.lab.bench.options import DecodeOptions
 from blendrag.lab.bench.timed import Timed, ask_timed, exactly
 from blendrag.lab.experiment import in_turn
 from blendrag.lab.prompts import QUESTIONS, Prompt, PromptMaker, check_prompts
-from blendrag.lab.results import Setup, where
+from blendrag.lab.results import Results, Setup, where
 from blendrag.lab.running import blending_engine
 from blendrag.lab.scratch import scratch_store
 from blendrag.lab.statistics import Spread, spread
@@ -50,7 +50,7 @@ MEASURES = tuple(field.name for field in fields(Round))
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeResults:
+class DecodeResults(Results):
     """Results of decoding. rows: by arm and number of answers, the spread of each of :data:`MEASURES`, and of
     its ``ratio_`` to ``whole``, round by round. whole: decoded from all KV; evicted: from the budget; floor:
     from all KV of prompts about as short as the budget. kept, freed: tokens and blocks of an evicted prompt.

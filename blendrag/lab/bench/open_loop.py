@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 from rich.table import Table
@@ -284,7 +284,7 @@ def load_tables(arms: Mapping[str, LoadArm], bound_ms: float) -> tuple[Table, Ta
     return runs, best
 
 
-def draw_load(results: Loaded, path: Path) -> None:
+def draw_load(results: Loaded[Any], path: Path) -> None:
     """Write the picture: p50 to the left, p95 and its bound to the right."""
     figure = canvas.new_figure(9, 3.8)
     panels = figure.subplots(1, 2, sharey=True)

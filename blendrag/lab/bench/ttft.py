@@ -29,7 +29,7 @@ from blendrag.lab.bench.options import TtftOptions
 from blendrag.lab.canvas import ARM_COLOURS, ARM_LABELS, INK
 from blendrag.lab.experiment import measure
 from blendrag.lab.prompts import Prompt, PromptMaker, Trial, check_prompts
-from blendrag.lab.results import Setup, where
+from blendrag.lab.results import Results, Setup, where
 from blendrag.lab.running import blending_engine
 from blendrag.lab.scratch import ScratchStore, ScratchTree, scratch_store, scratch_tree
 from blendrag.lab.statistics import Summary, summarise
@@ -82,7 +82,7 @@ def _errors(codec: Codec, kv: torch.Tensor) -> list[float]:
 
 
 @dataclass(frozen=True, slots=True)
-class TtftResults:
+class TtftResults(Results):
     """Results of ``bench ttft``. arms: every arm once, ``full`` first. points: per value of the axis the arms
     full, prefix, reuse and blended, and exact ones. codecs: by value of that axis."""
 

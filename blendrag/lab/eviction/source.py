@@ -93,7 +93,8 @@ def _questions(options: EvictionOptions) -> TraceSource:
 
 def _dialogs(options: EvictionOptions) -> TraceSource:
     dialogs, name, seconds = read_dialogs(options.trace), options.trace.name, options.seconds
-    forecasts, notes = _no_forecasts, tuple[str, ...]()
+    forecasts: Forecasts = _no_forecasts
+    notes: tuple[str, ...] = ()
     if any(policy.startswith("lpc") for policy in options.names):  # for which an embedder has to be loaded
         dialogs, forecasts, notes = _predicted(dialogs, name)
     return TraceSource(
