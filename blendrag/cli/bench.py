@@ -14,7 +14,7 @@ import typer
 from blendrag.cli import options
 from blendrag.cli.console import group, measured
 from blendrag.errors import ConfigError
-from blendrag.lab.bench.options import (
+from blendrag.lab.options import (
     BesideOptions,
     DecodeOptions,
     EvictionOptions,

@@ -12,9 +12,9 @@ import pytest
 
 from blendrag.engine.client.engine import Engine
 from blendrag.lab.bench.load import print_load, run_load
-from blendrag.lab.bench.options import LoadOptions, TtftOptions
 from blendrag.lab.bench.timed import exactly
 from blendrag.lab.bench.ttft import print_ttft, run_ttft
+from blendrag.lab.options import LoadOptions, TtftOptions
 from blendrag.progress import SILENT
 from blendrag.settings import Settings
 from device import DEVICE

@@ -18,9 +18,9 @@ from blendrag.engine.wire.recipe import Recipe
 from blendrag.errors import ConfigError
 from blendrag.lab import canvas
 from blendrag.lab.arms import check_blended, recipe_of, reset
-from blendrag.lab.bench.options import BesideOptions
 from blendrag.lab.bench.timed import Timed, ask_timed, exactly, stop
 from blendrag.lab.experiment import in_turn
+from blendrag.lab.options import BesideOptions
 from blendrag.lab.prompts import QUESTIONS, Prompt, PromptMaker, check_prompts
 from blendrag.lab.results import EngineResults, Setup, where
 from blendrag.lab.running import blending_engine

@@ -15,9 +15,9 @@ from blendrag.engine.client.engine import Engine
 from blendrag.engine.wire.recipe import Recipe
 from blendrag.errors import EngineError
 from blendrag.lab.arms import check_blended, recipe_of, reset
-from blendrag.lab.bench.options import DecodeOptions
 from blendrag.lab.bench.timed import Timed, ask_timed, exactly
 from blendrag.lab.experiment import in_turn
+from blendrag.lab.options import DecodeOptions
 from blendrag.lab.prompts import QUESTIONS, Prompt, PromptMaker, check_prompts
 from blendrag.lab.results import Results, Setup, where
 from blendrag.lab.running import blending_engine

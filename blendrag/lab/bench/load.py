@@ -12,8 +12,8 @@ from rich.console import Console
 from blendrag.engine.wire.recipe import Recipe
 from blendrag.lab.arms import Asked, recipe_of, reset
 from blendrag.lab.bench.open_loop import Alone, Loaded, OpenLoop, Run, arrival_times, load_tables
-from blendrag.lab.bench.options import LoadOptions
 from blendrag.lab.bench.timed import Timed
+from blendrag.lab.options import LoadOptions
 from blendrag.lab.prompts import Prompt, PromptMaker, check_prompts
 from blendrag.lab.results import Setup, where
 from blendrag.lab.running import blending_engine

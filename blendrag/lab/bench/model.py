@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from blendrag.errors import ConfigError
-from blendrag.lab.bench.options import ModelOptions
+from blendrag.lab.options import ModelOptions
 from blendrag.lab.results import Results
 from blendrag.options import STEPS
 from blendrag.store.codec import make_codec

@@ -22,8 +22,8 @@ from rich.console import Console
 
 from blendrag.errors import ConfigError
 from blendrag.index.split import Splitter
-from blendrag.lab.bench.options import RecognitionOptions
 from blendrag.lab.bench.shapes import SHAPES, Shape
+from blendrag.lab.options import RecognitionOptions
 from blendrag.lab.results import Results
 from blendrag.lab.texts import installed_texts
 from blendrag.machine import Machine

@@ -16,9 +16,9 @@ from blendrag.chat.chat import Chat
 from blendrag.chat.request import ChatRequest
 from blendrag.engine.client.engine import Engine
 from blendrag.lab.arms import reset
-from blendrag.lab.bench.options import SpeculateOptions
 from blendrag.lab.bootstrap import Interval, difference
 from blendrag.lab.experiment import in_turn
+from blendrag.lab.options import SpeculateOptions
 from blendrag.lab.prompts import QUESTIONS, PromptMaker
 from blendrag.lab.results import EngineResults, Setup, where
 from blendrag.lab.running import blending_engine

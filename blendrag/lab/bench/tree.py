@@ -25,11 +25,11 @@ from blendrag.lab.bench.open_loop import (
     load_tables,
     slowest,
 )
-from blendrag.lab.bench.options import TreeOptions
 from blendrag.lab.bench.timed import Timed
 from blendrag.lab.bootstrap import Interval, ratio
 from blendrag.lab.eviction.replay import replay
 from blendrag.lab.eviction.trace import Request, RequestTrace
+from blendrag.lab.options import TreeOptions
 from blendrag.lab.prompts import Prompt, PromptMaker, check_prompts
 from blendrag.lab.questions import (
     RetrievedQuestion,

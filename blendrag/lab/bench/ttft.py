@@ -25,9 +25,9 @@ from blendrag.lab.arms import (
     recipe_of,
 )
 from blendrag.lab.bench.axes import AXES, Axis, Point, Value, tiers_of
-from blendrag.lab.bench.options import TtftOptions
 from blendrag.lab.canvas import ARM_COLOURS, ARM_LABELS, INK
 from blendrag.lab.experiment import measure
+from blendrag.lab.options import TtftOptions
 from blendrag.lab.prompts import Prompt, PromptMaker, Trial, check_prompts
 from blendrag.lab.results import Results, Setup, where
 from blendrag.lab.running import blending_engine

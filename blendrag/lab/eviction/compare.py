@@ -12,10 +12,10 @@ from rich.console import Console
 from blendrag.errors import ConfigError
 from blendrag.eviction import make_policy
 from blendrag.eviction.lpc_plus import LPCPlus
-from blendrag.lab.bench.options import EvictionOptions
 from blendrag.lab.eviction.fit_hazard import learned
 from blendrag.lab.eviction.replay import optimum, replay
 from blendrag.lab.eviction.source import TraceSource
+from blendrag.lab.options import EvictionOptions
 from blendrag.lab.results import Results
 from blendrag.progress import Progress
 from blendrag.tables import table_with

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from blendrag.errors import ConfigError, PredictorError, SourceError
-from blendrag.lab.bench.options import EvictionOptions
 from blendrag.lab.eviction.trace import Dialog, Request, RequestTrace, read_dialogs, read_log, read_mooncake
+from blendrag.lab.options import EvictionOptions
 from blendrag.lab.questions import (
     Embedded,
     Popularity,

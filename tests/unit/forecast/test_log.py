@@ -21,10 +21,10 @@ from blendrag.errors import PredictorError, SourceError
 from blendrag.eviction import make_policy
 from blendrag.forecast.conversation import Window
 from blendrag.forecast.log import ENDED_AFTER_S, Prompt, PromptLog
-from blendrag.lab.bench.options import EvictionOptions
 from blendrag.lab.eviction.replay import replay
 from blendrag.lab.eviction.source import open_source
 from blendrag.lab.eviction.trace import read_log
+from blendrag.lab.options import EvictionOptions
 from word_embedder import WordEmbedder, features, say
 
 NAME = "words"  # of the embedder

@@ -6,7 +6,7 @@ import json
 from functools import partial
 
 from blendrag.lab.bench.decode import ARMS, MEASURES, DecodeResults, print_decode
-from blendrag.lab.bench.options import DecodeOptions
+from blendrag.lab.options import DecodeOptions
 from blendrag.lab.results import Setup
 from blendrag.lab.statistics import Spread
 from blendrag.settings import Settings

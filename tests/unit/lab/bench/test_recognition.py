@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 
 from blendrag.errors import ConfigError
-from blendrag.lab.bench.options import RecognitionOptions
 from blendrag.lab.bench.recognition import print_recognition, run_recognition
 from blendrag.lab.bench.shapes import SHAPES
+from blendrag.lab.options import RecognitionOptions
 from blendrag.progress import SILENT
 from blendrag.settings import Settings
 

@@ -13,7 +13,6 @@ import pytest
 from blendrag.errors import ConfigError
 from blendrag.lab.arms import Sample
 from blendrag.lab.bench.axes import ALL, AXES, Point, axis_named, parse_ratios
-from blendrag.lab.bench.options import TtftOptions
 from blendrag.lab.bench.ttft import (
     CodecCost,
     TtftResults,
@@ -23,6 +22,7 @@ from blendrag.lab.bench.ttft import (
     print_sweep,
     print_ttft,
 )
+from blendrag.lab.options import TtftOptions
 from blendrag.lab.prompts import PromptMaker
 from blendrag.lab.results import Setup
 from blendrag.lab.statistics import summarise

@@ -12,9 +12,9 @@ import pytest
 from blendrag.lab.bench.beside import Beside, BesideResults, draw_beside, print_beside
 from blendrag.lab.bench.load import print_load
 from blendrag.lab.bench.open_loop import Alone, LoadArm, Loaded, Run, draw_load
-from blendrag.lab.bench.options import BesideOptions, LoadOptions, TreeOptions
 from blendrag.lab.bench.tree import Compared, TreeResults, print_tree
 from blendrag.lab.bootstrap import Interval
+from blendrag.lab.options import BesideOptions, LoadOptions, TreeOptions
 from blendrag.lab.results import Setup
 from blendrag.lab.statistics import Percentiles, Spread
 from blendrag.settings import Settings

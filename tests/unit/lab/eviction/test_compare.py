@@ -10,10 +10,10 @@ from typer.testing import CliRunner
 
 from blendrag.cli.bench import app
 from blendrag.eviction import POLICIES
-from blendrag.lab.bench.options import EvictionOptions
 from blendrag.lab.eviction.compare import run_eviction
 from blendrag.lab.eviction.source import TraceSource, dialog_trace
 from blendrag.lab.eviction.trace import Dialog, DialogTurn, Request, RequestTrace
+from blendrag.lab.options import EvictionOptions
 from blendrag.progress import SILENT
 
 

@@ -12,10 +12,10 @@ import pytest
 
 from blendrag.errors import SourceError
 from blendrag.eviction import make_policy
-from blendrag.lab.bench.options import EvictionOptions
 from blendrag.lab.eviction.replay import optimum, replay
 from blendrag.lab.eviction.source import open_source
 from blendrag.lab.eviction.trace import read_dialogs, read_mooncake
+from blendrag.lab.options import EvictionOptions
 from blendrag.lab.questions import read_azure
 from places import DATA
 

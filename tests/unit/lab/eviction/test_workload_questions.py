@@ -16,9 +16,9 @@ import pytest
 
 from blendrag.errors import SourceError
 from blendrag.lab import questions
-from blendrag.lab.bench.options import EvictionOptions
 from blendrag.lab.eviction.source import retrieval_trace
 from blendrag.lab.eviction.trace import RequestTrace
+from blendrag.lab.options import EvictionOptions
 from blendrag.lab.questions import Embedded, Questions, embedded, read_questions
 from blendrag.models import DEFAULT_EMBEDDER
 
