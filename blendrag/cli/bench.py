@@ -92,39 +92,33 @@ def ttft(
     each step of quality, or each ratio. Or against one parameter (--axis), or by counted launches, bytes and
     FLOP over a GPU's stated rates, and its own where it is (--gpu)."""
     from blendrag.lab.bench.axes import AXES, axis_named, parse_ratios
-    from blendrag.lab.bench.model import print_model, run_model
-    from blendrag.lab.bench.speculate import print_speculate, run_speculate
-    from blendrag.lab.bench.ttft import draw_sweep, draw_ttft, print_sweep, print_ttft, run_ttft
+    from blendrag.lab.bench.model import run_model
+    from blendrag.lab.bench.speculate import run_speculate
+    from blendrag.lab.bench.ttft import run_ttft
     from blendrag.settings import PREFIX_CACHING, Settings
 
     swept = {"axis": axis, "values": values, "ratios": ratios}
     if given["gpu"] is not None:
         estimated = _of_mode(ModelOptions, "--gpu", model=model, plot=plot, paste=paste, **swept, **given)
-        measured(lambda _: run_model(estimated), print_model, json)
+        measured(lambda _: run_model(estimated), json)
         return
     settings = Settings.load(model=model, engine_args=PREFIX_CACHING)
     if speculate:
         early = _of_mode(SpeculateOptions, "--speculate", plot=plot, **swept, **given)
-        measured(
-            lambda bar: run_speculate(settings, early, bar),
-            print_speculate,
-            json,
-            paste=paste,
-            name="speculate",
-        )
+        measured(lambda bar: run_speculate(settings, early, bar), json, "speculate", paste=paste)
         return
     if axis is None and values is None:
         chosen = AXES["quality" if ratios is None else "ratio"]
         at = chosen.values(None, settings) if ratios is None else parse_ratios(ratios)
-        table, draw, name = print_ttft, draw_ttft, "ttft"
+        name = "ttft"
     elif ratios is None:
         chosen = axis_named(axis or "chunks")
         at = chosen.values(values, settings)
-        table, draw, name = print_sweep, draw_sweep, f"ttft-{chosen.name}"
+        name = f"ttft-{chosen.name}"
     else:
         raise ConfigError("--ratios does not go with --axis: give --axis ratio --values")
     wanted = _of_mode(TtftOptions, "", axis=chosen.name, values=at, exact=name == "ttft", **given)
-    measured(lambda bar: run_ttft(settings, wanted, bar), table, json, plot, draw, paste=paste, name=name)
+    measured(lambda bar: run_ttft(settings, wanted, bar), json, name, plot, paste)
 
 
 @_with_options(LoadOptions, BesideOptions, DecodeOptions)
@@ -141,10 +135,9 @@ def load(
 ) -> None:
     """Throughput: how many requests a second each arm answers before the time to first token gets long. Or
     what requests lose beside each other (--beside), or what a budget of KV saves (--kv-budget)."""
-    from blendrag.lab.bench.beside import draw_beside, print_beside, run_beside
-    from blendrag.lab.bench.decode import print_decode, run_decode
-    from blendrag.lab.bench.load import print_load, run_load
-    from blendrag.lab.bench.open_loop import draw_load
+    from blendrag.lab.bench.beside import run_beside
+    from blendrag.lab.bench.decode import run_decode
+    from blendrag.lab.bench.load import run_load
     from blendrag.settings import PREFIX_CACHING, Settings
 
     kv_budget = given["kv_budget"]
@@ -152,21 +145,13 @@ def load(
     settings = Settings.load(model=model, engine_args=PREFIX_CACHING, **evicts)
     if beside:
         windows = _of_mode(BesideOptions, "--beside", **given)
-        measured(
-            lambda bar: run_beside(settings, windows, bar),
-            print_beside, json, plot, draw_beside, paste=paste, name="beside",
-        )  # fmt: skip
+        measured(lambda bar: run_beside(settings, windows, bar), json, "beside", plot, paste)
     elif kv_budget is not None:
         budget = _of_mode(DecodeOptions, "--kv-budget", plot=plot, **given)
-        measured(
-            lambda bar: run_decode(settings, budget, bar), print_decode, json, paste=paste, name="decode"
-        )
+        measured(lambda bar: run_decode(settings, budget, bar), json, "decode", paste=paste)
     else:
         wanted = _of_mode(LoadOptions, "requests that arrive (--beside and --kv-budget have it)", **given)
-        measured(
-            lambda bar: run_load(settings, wanted, bar),
-            print_load, json, plot, draw_load, paste=paste, name="load",
-        )  # fmt: skip
+        measured(lambda bar: run_load(settings, wanted, bar), json, "load", plot, paste)
 
 
 @_with_options(TreeOptions)
@@ -185,30 +170,26 @@ def tree(
     **given: Any,
 ) -> None:
     """Measure what a tree of exact prefixes saves on questions that come again, with and without blending."""
-    from blendrag.lab.bench.open_loop import draw_load
-    from blendrag.lab.bench.tree import print_tree, run_tree
+    from blendrag.lab.bench.tree import run_tree
     from blendrag.settings import PREFIX_CACHING, Settings
 
     wanted = TreeOptions(**given)
     if once:
         wanted = replace(wanted, zipf=None)
-    if arms:
+    if arms is not None:
         wanted = replace(wanted, arms=tuple(arms.split(",")))
     settings = Settings.load(model=model, engine_args=PREFIX_CACHING)
-    measured(
-        lambda bar: run_tree(settings, wanted, bar),
-        print_tree, json, plot, draw_load, paste=paste, name="tree",
-    )  # fmt: skip
+    measured(lambda bar: run_tree(settings, wanted, bar), json, "tree", plot, paste)
 
 
 @_with_options(EvictionOptions)
 def eviction(json: options.Json = False, **given: Any) -> None:
     """Replay a trace through eviction policies: hit ratios, against LRU's and the optimum."""
-    from blendrag.lab.eviction.compare import print_eviction, run_eviction
+    from blendrag.lab.eviction.compare import run_eviction
     from blendrag.lab.eviction.source import open_source
 
     wanted = EvictionOptions(**given)
-    measured(lambda bar: run_eviction(open_source(wanted), wanted, bar), print_eviction, json)
+    measured(lambda bar: run_eviction(open_source(wanted), wanted, bar), json)
 
 
 @_with_options(RecognitionOptions)
@@ -217,14 +198,11 @@ def recognition(
 ) -> None:
     """Replay prompts as applications make them: what is known of their documents though nobody names any.
     And how long one prompt is searched. Starts no engine."""
-    from blendrag.lab.bench.recognition import print_recognition, run_recognition
+    from blendrag.lab.bench.recognition import run_recognition
     from blendrag.settings import Settings
 
     wanted, settings = RecognitionOptions(**given), Settings.load(model=model)
-    measured(
-        lambda bar: run_recognition(settings, wanted, bar),
-        print_recognition, json, paste=paste, name="recognition",
-    )  # fmt: skip
+    measured(lambda bar: run_recognition(settings, wanted, bar), json, "recognition", paste=paste)
 
 
 app = group(help="Measure on this machine.")

@@ -69,6 +69,44 @@ class BesideResults(EngineResults[BesideOptions]):
     conditions: dict[str, Beside]
     trace: dict[str, list[tuple[float, float]]]
 
+    def show(self, console: Console) -> None:
+        """Print a row per condition: running answers, a short prompt, and both by what they are alone."""
+        answers = table_with("beside", "it takes ms", "ITL p50", "p95", "max ms", "p95 / alone", "p10-p90")
+        short = table_with("beside", "short ms", "p10-p90", "/ alone", "p10-p90")
+        for name, own in self.conditions.items():
+            itl, takes = own.itl_ms, f"{own.arrival_ms.median:,.0f}" if own.arrival_ms else ""
+            of_answers, of_short = (
+                each.shown(".1f") if takes else ("", "") for each in (own.itl_p95_ratio, own.short_ratio)
+            )
+            answers.add_row(name, takes, *(f"{ms:,.0f}" for ms in (itl.p50, itl.p95, itl.max)), *of_answers)
+            short.add_row(name, *own.short_ms.shown(), *of_short)
+        for table in (answers, short):
+            console.print(table, markup=False)
+        setup, options = self.setup, self.setup.options
+        console.print(
+            f"ITL: between two tokens of {DECODES} running answers, alone, while a full prefill, a blend of"
+            f" the same prompt, or one from a disk of {SLOW_MB_S} MB/s waits for its first token, or while"
+            f" its chunks are stored. short: TTFT of a short plain prompt, sent {1e3 * INTO_S:.0f} ms into"
+            f" such a one, when the engine does nothing else. {options.repeats} repeats: {options.chunks}"
+            f" chunks of {options.chunk_tokens} tokens, {setup.settings.blending.recompute_ratio:.0%}"
+            f" recomputed. {where(setup.machine)}.",
+            markup=False,
+        )
+
+    def draw(self, path: Path) -> None:
+        """Write the picture: a point per token, a panel per condition, of the last repeat."""
+        traces = self.trace
+        figure = canvas.new_figure(13, 3.4)
+        panels = figure.subplots(1, len(traces), sharey=True)
+        for axes, (name, trace) in zip(panels, traces.items(), strict=True):
+            seconds, latencies = [at for at, _ in trace], [latency for _, latency in trace]
+            axes.scatter(seconds, latencies, s=5, color=_LOOKS[name][0])
+            axes.set_yscale("log")
+            canvas.finish_axes(
+                axes, _LOOKS[name][1], "s", "ms from token to token" if axes is panels[0] else ""
+            )
+        canvas.save(figure, path, self.setup.machine)
+
 
 def run_beside(settings: Settings, options: BesideOptions, progress: Progress) -> BesideResults:
     """Measure all conditions. Raises ConfigError, ModelError, PromptTooLongError, StoreError, EngineError."""
@@ -245,31 +283,6 @@ def summarise_windows(windows: Mapping[str, Sequence[MeasuredWindow]]) -> dict[s
     }
 
 
-def print_beside(results: BesideResults, console: Console) -> None:
-    """Print a row per condition: running answers, a short prompt, and both by what they are alone."""
-    answers = table_with("beside", "it takes ms", "ITL p50", "p95", "max ms", "p95 / alone", "p10-p90")
-    short = table_with("beside", "short ms", "p10-p90", "/ alone", "p10-p90")
-    for name, own in results.conditions.items():
-        itl, takes = own.itl_ms, f"{own.arrival_ms.median:,.0f}" if own.arrival_ms else ""
-        of_answers, of_short = (
-            each.shown(".1f") if takes else ("", "") for each in (own.itl_p95_ratio, own.short_ratio)
-        )
-        answers.add_row(name, takes, *(f"{ms:,.0f}" for ms in (itl.p50, itl.p95, itl.max)), *of_answers)
-        short.add_row(name, *own.short_ms.shown(), *of_short)
-    for table in (answers, short):
-        console.print(table, markup=False)
-    setup, options = results.setup, results.setup.options
-    console.print(
-        f"ITL: between two tokens of {DECODES} running answers, alone, while a full prefill, a blend of the"
-        f" same prompt, or one from a disk of {SLOW_MB_S} MB/s waits for its first token, or while its chunks"
-        f" are stored. short: TTFT of a short plain prompt, sent {1e3 * INTO_S:.0f} ms into such a one, when"
-        f" the engine does nothing else. {options.repeats} repeats: {options.chunks} chunks of"
-        f" {options.chunk_tokens} tokens, {setup.settings.blending.recompute_ratio:.0%} recomputed."
-        f" {where(setup.machine)}.",
-        markup=False,
-    )
-
-
 _LOOKS = {
     "alone": ("#57a773", "nothing beside"),
     "full": (canvas.ARM_COLOURS["full"], "full prefills beside"),
@@ -277,16 +290,3 @@ _LOOKS = {
     "slow": ("#8f6fb8", f"blends from {SLOW_MB_S} MB/s"),
     "ingest": ("#b8863b", "ingest beside"),
 }
-
-
-def draw_beside(results: BesideResults, path: Path) -> None:
-    """Write the picture: a point per token, a panel per condition, of the last repeat."""
-    traces = results.trace
-    figure = canvas.new_figure(13, 3.4)
-    panels = figure.subplots(1, len(traces), sharey=True)
-    for axes, (name, trace) in zip(panels, traces.items(), strict=True):
-        seconds, latencies = [at for at, _ in trace], [latency for _, latency in trace]
-        axes.scatter(seconds, latencies, s=5, color=_LOOKS[name][0])
-        axes.set_yscale("log")
-        canvas.finish_axes(axes, _LOOKS[name][1], "s", "ms from token to token" if axes is panels[0] else "")
-    canvas.save(figure, path, results.setup.machine)

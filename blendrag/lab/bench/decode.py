@@ -68,6 +68,34 @@ class DecodeResults(Results):
         ]
         return {"rows": rows, "kept": self.kept, "freed": self.freed} | self.setup.to_dict()
 
+    def show(self, console: Console) -> None:
+        """Print a row per arm and number of answers."""
+        table = table_with("arm", "at once", "TTFT ms", "x", "2nd ms", "ms", "x", "held", "x")
+        for (arm, count), found in self.rows.items():
+            own = {name: each.median for name, each in found.items()}
+            table.add_row(
+                arm,
+                str(count),
+                f"{1e3 * own['ttft_s']:,.0f}",
+                f"{own['ratio_ttft_s']:.2f}x",
+                f"{1e3 * own['second_s']:,.0f}",
+                f"{1e3 * own['itl_s']:,.1f}",
+                f"{own['ratio_itl_s']:.2f}x",
+                f"{own['held']:.1%}",
+                f"{own['ratio_held']:.2f}x",
+            )
+        setup, options = self.setup, self.setup.options
+        console.print(table, markup=False)
+        console.print(
+            f"whole: decoded from all KV; evicted: from {self.kept} tokens a head, {self.freed} blocks of a"
+            " prompt given back; floor: from all KV of prompts about as short. TTFT: of the first of them;"
+            " 2nd: from the first token to the second, between which what is kept is chosen; ms: a token"
+            f" after that; held: of the engine's KV blocks; x: to whole."
+            f" {options.repeats} repeats, {options.max_tokens} tokens an answer,"
+            f" {max(setup.prompt_tokens):,} a prompt. {where(setup.machine)}.",
+            markup=False,
+        )
+
 
 def run_decode(settings: Settings, options: DecodeOptions, progress: Progress) -> DecodeResults:
     """Measure decoding. settings: with the budget, for which the engine is started. Raises ConfigError,
@@ -159,32 +187,3 @@ def _summary(own: Sequence[Round], whole: Sequence[Round]) -> dict[str, Spread]:
         pairs = zip(mine, base, strict=True)
         found[f"ratio_{name}"] = spread([one / other if other else 0.0 for one, other in pairs])
     return found
-
-
-def print_decode(results: DecodeResults, console: Console) -> None:
-    """Print a row per arm and number of answers."""
-    table = table_with("arm", "at once", "TTFT ms", "x", "2nd ms", "ms", "x", "held", "x")
-    for (arm, count), found in results.rows.items():
-        own = {name: each.median for name, each in found.items()}
-        table.add_row(
-            arm,
-            str(count),
-            f"{1e3 * own['ttft_s']:,.0f}",
-            f"{own['ratio_ttft_s']:.2f}x",
-            f"{1e3 * own['second_s']:,.0f}",
-            f"{1e3 * own['itl_s']:,.1f}",
-            f"{own['ratio_itl_s']:.2f}x",
-            f"{own['held']:.1%}",
-            f"{own['ratio_held']:.2f}x",
-        )
-    setup, options = results.setup, results.setup.options
-    console.print(table, markup=False)
-    console.print(
-        f"whole: decoded from all KV; evicted: from {results.kept} tokens a head, {results.freed} blocks of a"
-        f" prompt given back; floor: from all KV of prompts about as short. TTFT: of the first of them; 2nd:"
-        f" from the first token to the second, between which what is kept is chosen; ms: a token after that;"
-        f" held: of the engine's KV blocks; x: to whole."
-        f" {options.repeats} repeats, {options.max_tokens} tokens an answer,"
-        f" {max(setup.prompt_tokens):,} a prompt. {where(setup.machine)}.",
-        markup=False,
-    )

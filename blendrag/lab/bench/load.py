@@ -28,7 +28,30 @@ _ALONE = 5  # requests, one after another
 PROMPTS = 40  # different ones, asked again and again
 
 
-def run_load(settings: Settings, options: LoadOptions, progress: Progress) -> Loaded[LoadOptions]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadResults(Loaded[LoadOptions]):
+    """Results of ``bench load``."""
+
+    def show(self, console: Console) -> None:
+        """Print what arms did at each rate, and what they sustain."""
+        setup, options = self.setup, self.setup.options
+        plain = sum(run.not_blended for arm in self.arms.values() for run in arm.runs)
+        for table in load_tables(self.arms, self.bound_ms):
+            console.print(table, markup=False)
+        if plain:
+            console.print(f"Of the blended arm {plain:,} requests were prefilled instead.", markup=False)
+        console.print(
+            f"Sustained: the most answers a second while p95 of TTFT is {self.bound_ms:,.0f} ms at most"
+            " (> marks more). TTFT: from when a request was due. alone: TTFT of requests one after another."
+            f" {PROMPTS} prompts of {options.chunks} chunks of {options.chunk_tokens}"
+            f" tokens, out of {options.pool} chunks: {setup.prompt_tokens[0]:,} to"
+            f" {setup.prompt_tokens[-1]:,} tokens, answers of {options.max_tokens}; {options.seconds:g} s a"
+            f" rate; {setup.settings.blending.recompute_ratio:.0%} recomputed. {where(setup.machine)}.",
+            markup=False,
+        )
+
+
+def run_load(settings: Settings, options: LoadOptions, progress: Progress) -> LoadResults:
     """Measure throughput: at one rate all arms are sent the same prompts at the same times, from an empty
     prefix cache.
 
@@ -47,7 +70,7 @@ def run_load(settings: Settings, options: LoadOptions, progress: Progress) -> Lo
             )
             arms, bound_ms = asyncio.run(load.measure(("full", "prefix", "blended"), 1, options.tries))
             reset(engine)  # waits until it has let go of what was cut off
-        return Loaded(arms=arms, bound_ms=bound_ms, setup=Setup.of(engine, settings, options, prompts))
+        return LoadResults(arms=arms, bound_ms=bound_ms, setup=Setup.of(engine, settings, options, prompts))
 
 
 @dataclass
@@ -74,22 +97,3 @@ class _Load(OpenLoop[Prompt]):
         times = arrival_times(rate, seconds, self.options.seed)
         reset(self.engine)
         return await self.send(arm, rate, self.prompts, times, seconds, bound_ms)
-
-
-def print_load(results: Loaded[LoadOptions], console: Console) -> None:
-    """Print what arms did at each rate, and what they sustain."""
-    setup, options = results.setup, results.setup.options
-    plain = sum(run.not_blended for arm in results.arms.values() for run in arm.runs)
-    for table in load_tables(results.arms, results.bound_ms):
-        console.print(table, markup=False)
-    if plain:
-        console.print(f"Of the blended arm {plain:,} requests were prefilled instead.", markup=False)
-    console.print(
-        f"Sustained: the most answers a second while p95 of TTFT is {results.bound_ms:,.0f} ms at most"
-        " (> marks more). TTFT: from when a request was due. alone: TTFT of requests one after another."
-        f" {PROMPTS} prompts of {options.chunks} chunks of {options.chunk_tokens}"
-        f" tokens, out of {options.pool} chunks: {setup.prompt_tokens[0]:,} to {setup.prompt_tokens[-1]:,}"
-        f" tokens, answers of {options.max_tokens}; {options.seconds:g} s a rate;"
-        f" {setup.settings.blending.recompute_ratio:.0%} recomputed. {where(setup.machine)}.",
-        markup=False,
-    )

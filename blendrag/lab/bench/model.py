@@ -267,6 +267,18 @@ class ModelResults(Results):
     rates: dict[str, Rates]
     seconds: dict[str, dict[int, dict[str, Estimate]]]
 
+    def show(self, console: Console) -> None:
+        """Print the tables, and where the rates are from."""
+        titles = (
+            f"{EIGHT} on {next(iter(self.rates))}, by what is stated of it: balanced, KV in RAM, ms",
+            f"{EIGHT}, int8 in RAM",
+            "Where balanced begins to be faster, int8 in RAM, or on a disk of 2.8 GB/s",
+        )
+        for title, table in zip(titles, tables(self), strict=True):
+            console.print(title, table, "", sep="\n", markup=False)
+        for gpu in GPUS.values():
+            console.print(f"{gpu.name}: {gpu.source}", markup=False)
+
 
 def run_model(options: ModelOptions, here: Rates | None = None) -> ModelResults:
     """Return the model's results, with rates measured where a GPU is. Raises ConfigError."""
@@ -314,16 +326,3 @@ def tables(results: ModelResults) -> list[Table]:
             cells = (_from_when(gpu, each, tier) for gpu in GPUS.values())
             faster.add_row(f"{name}, {where}", *cells)
     return [parts, others, faster]
-
-
-def print_model(results: ModelResults, console: Console) -> None:
-    """Print the tables, and where the rates are from."""
-    titles = (
-        f"{EIGHT} on {next(iter(results.rates))}, by what is stated of it: balanced, KV in RAM, ms",
-        f"{EIGHT}, int8 in RAM",
-        "Where balanced begins to be faster, int8 in RAM, or on a disk of 2.8 GB/s",
-    )
-    for title, table in zip(titles, tables(results), strict=True):
-        console.print(title, table, "", sep="\n", markup=False)
-    for gpu in GPUS.values():
-        console.print(f"{gpu.name}: {gpu.source}", markup=False)

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 from rich.table import Table
@@ -259,6 +259,25 @@ class Loaded(EngineResults[Chosen]):
     arms: dict[str, LoadArm]
     bound_ms: float
 
+    def draw(self, path: Path) -> None:
+        """Write the picture: p50 to the left, p95 and its bound to the right."""
+        figure = canvas.new_figure(9, 3.8)
+        panels = figure.subplots(1, 2, sharey=True)
+        bound = self.bound_ms / 1e3
+        for axes, key, title in zip(panels, ("p50", "p95"), ("Median", "95th percentile"), strict=True):
+            for name, arm in self.arms.items():
+                colour, label = _LOOKS[name]
+                rates = [run.rate for run in arm.runs]
+                waits = [getattr(run.ttft_ms, key) / 1e3 for run in arm.runs]
+                axes.plot(rates, waits, color=colour, marker="o", markersize=4, label=label)
+            axes.set_ylim(0, _ROOM * bound)
+            axes.set_xlim(left=0)
+            canvas.finish_axes(axes, title, "requests a second", "time to first token, s")
+        panels[1].axhline(bound, color=INK, linewidth=0.8, linestyle="--")
+        panels[1].set_ylabel("")
+        canvas.add_legend(figure, panels[0])
+        canvas.save(figure, path, self.setup.machine)
+
 
 def load_tables(arms: Mapping[str, LoadArm], bound_ms: float) -> tuple[Table, Table]:
     """Return a table with a row per arm and rate; then one of what each arm can sustain."""
@@ -282,23 +301,3 @@ def load_tables(arms: Mapping[str, LoadArm], bound_ms: float) -> tuple[Table, Ta
             *(f"{ratio:.2f}x" if ratio else "-" for ratio in (arm.vs_full, arm.vs_prefix)),
         )
     return runs, best
-
-
-def draw_load(results: Loaded[Any], path: Path) -> None:
-    """Write the picture: p50 to the left, p95 and its bound to the right."""
-    figure = canvas.new_figure(9, 3.8)
-    panels = figure.subplots(1, 2, sharey=True)
-    bound = results.bound_ms / 1e3
-    for axes, key, title in zip(panels, ("p50", "p95"), ("Median", "95th percentile"), strict=True):
-        for name, arm in results.arms.items():
-            colour, label = _LOOKS[name]
-            rates = [run.rate for run in arm.runs]
-            waits = [getattr(run.ttft_ms, key) / 1e3 for run in arm.runs]
-            axes.plot(rates, waits, color=colour, marker="o", markersize=4, label=label)
-        axes.set_ylim(0, _ROOM * bound)
-        axes.set_xlim(left=0)
-        canvas.finish_axes(axes, title, "requests a second", "time to first token, s")
-    panels[1].axhline(bound, color=INK, linewidth=0.8, linestyle="--")
-    panels[1].set_ylabel("")
-    canvas.add_legend(figure, panels[0])
-    canvas.save(figure, path, results.setup.machine)

@@ -78,6 +78,27 @@ class RecognitionResults(Results):
     shapes: dict[str, Replayed]
     searched: Searched | None
 
+    def show(self, console: Console) -> None:
+        """Print what was recognised, shape by shape, and what a search takes."""
+        table = table_with(
+            "prompts of", "known, 2nd time", "later", "of all", "plan, ms", "read, ms", "KV, MiB"
+        )
+        for name, one in self.shapes.items():
+            shares = (f"{share:.0%}" for share in (one.second, one.later, one.share))
+            table.add_row(name, *shares, f"{one.plan_ms:.1f}", f"{one.note_ms:.1f}", f"{one.kv / 2**20:,.0f}")
+        console.print(table, markup=False)
+        options = self.options
+        console.print(
+            f"{options.prompts:,} prompts of each, {options.top_k} of {options.documents:,} documents of up"
+            f" to {options.chunk_tokens} tokens in each, drawn by rank**-{options.zipf:g}.",
+            markup=False,
+        )
+        if searched := self.searched:
+            found = table_with("known chunks", "a prompt of them, ms", "of none", "of JSON in JSON")
+            times = (f"{ms:.1f}" for ms in (searched.plain_ms, searched.none_ms, searched.escaped_ms))
+            found.add_row(f"{searched.chunks:,}", *times)
+            console.print(found, markup=False)
+
 
 def run_recognition(
     settings: Settings, options: RecognitionOptions, progress: Progress
@@ -220,23 +241,3 @@ def search(tokenizer: Any, chunks: int, seed: int = 0) -> Searched:
         return min(times)
 
     return Searched(chunks, *map(least, (placed, none, twice)))
-
-
-def print_recognition(results: RecognitionResults, console: Console) -> None:
-    """Print what was recognised, shape by shape, and what a search takes."""
-    table = table_with("prompts of", "known, 2nd time", "later", "of all", "plan, ms", "read, ms", "KV, MiB")
-    for name, one in results.shapes.items():
-        shares = (f"{share:.0%}" for share in (one.second, one.later, one.share))
-        table.add_row(name, *shares, f"{one.plan_ms:.1f}", f"{one.note_ms:.1f}", f"{one.kv / 2**20:,.0f}")
-    console.print(table, markup=False)
-    options = results.options
-    console.print(
-        f"{options.prompts:,} prompts of each, {options.top_k} of {options.documents:,} documents of up to "
-        f"{options.chunk_tokens} tokens in each, drawn by rank**-{options.zipf:g}.",
-        markup=False,
-    )
-    if searched := results.searched:
-        found = table_with("known chunks", "a prompt of them, ms", "of none", "of JSON in JSON")
-        times = (f"{ms:.1f}" for ms in (searched.plain_ms, searched.none_ms, searched.escaped_ms))
-        found.add_row(f"{searched.chunks:,}", *times)
-        console.print(found, markup=False)

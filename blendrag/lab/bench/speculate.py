@@ -53,6 +53,28 @@ class Waited:
 class SpeculateResults(EngineResults[SpeculateOptions]):
     waits: tuple[Waited, ...]
 
+    def show(self, console: Console) -> None:
+        """Print a row per wait and share."""
+        table = table_with("waits", "TTFT", "come true", "saved", "of TTFT", "95 %")
+        for waited in self.waits:
+            for accepted, saved in waited.saved_s.items():
+                mean, low, high = (seconds / waited.ttft_s for seconds in (saved.mean, saved.low, saved.high))
+                table.add_row(
+                    f"{1e3 * waited.wait_s:,.0f} ms",
+                    f"{1e3 * waited.ttft_s:,.0f} ms",
+                    f"{accepted:.0%}",
+                    f"{1e3 * saved.mean:,.0f} ms",
+                    f"{mean:.0%}",
+                    f"{low:.0%} to {high:.0%}",
+                )
+        console.print(table)
+        options, machine = self.setup.options, self.setup.machine
+        console.print(
+            f"{options.chunks} x {options.chunk_tokens} tokens, {options.repeats} questions each; a"
+            f" provisional list that does not come true has another order. {where(machine)}.",
+            markup=False,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
@@ -141,26 +163,3 @@ def _seconds(
     with closing(chat.stream(request(trial.final))) as pieces:
         next(pieces)
         return time.perf_counter() - begin
-
-
-def print_speculate(results: SpeculateResults, console: Console) -> None:
-    """Print a row per wait and share."""
-    table = table_with("waits", "TTFT", "come true", "saved", "of TTFT", "95 %")
-    for waited in results.waits:
-        for accepted, saved in waited.saved_s.items():
-            mean, low, high = (seconds / waited.ttft_s for seconds in (saved.mean, saved.low, saved.high))
-            table.add_row(
-                f"{1e3 * waited.wait_s:,.0f} ms",
-                f"{1e3 * waited.ttft_s:,.0f} ms",
-                f"{accepted:.0%}",
-                f"{1e3 * saved.mean:,.0f} ms",
-                f"{mean:.0%}",
-                f"{low:.0%} to {high:.0%}",
-            )
-    console.print(table)
-    options, machine = results.setup.options, results.setup.machine
-    console.print(
-        f"{options.chunks} x {options.chunk_tokens} tokens, {options.repeats} questions each; a provisional"
-        f" list that does not come true has another order. {where(machine)}.",
-        markup=False,
-    )

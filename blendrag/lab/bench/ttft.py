@@ -91,6 +91,12 @@ class TtftResults(Results):
     codecs: dict[str, CodecCost]
     setup: Setup[TtftOptions]
 
+    def show(self, console: Console) -> None:
+        (_print_ttft if self.setup.options.exact else _print_sweep)(self, console)
+
+    def draw(self, path: Path) -> None:
+        (_draw_ttft if self.setup.options.exact else _draw_sweep)(self, path)
+
     @property
     def axis(self) -> Axis:
         return AXES[self.setup.options.axis]
@@ -219,7 +225,7 @@ _PART_COLOURS = {"load": "#e9a23b", "select": "#8e6cc0", "recompute": "#2f81c7",
 _PLAIN = "#a8b0b8"
 
 
-def print_ttft(results: TtftResults, console: Console) -> None:
+def _print_ttft(results: TtftResults, console: Console) -> None:
     """Print a row per arm: how fast, and how close to full prefill; then where the time went."""
     speed = table_with("arm", "TTFT ms", "p10-p90", "speed-up", "p10-p90", "KL", "top-1")
     for name, arm in results.arms.items():
@@ -240,7 +246,7 @@ def print_ttft(results: TtftResults, console: Console) -> None:
         console.print(part, markup=False)
 
 
-def print_sweep(results: TtftResults, console: Console) -> None:
+def _print_sweep(results: TtftResults, console: Console) -> None:
     """Print a row per value: TTFT of the arms, what blending saves, where its time goes, codecs."""
     axis = results.axis.name
     ttft = table_with(axis, "full ms", "prefix ms", "reuse ms", "blended ms", "p10-p90")
@@ -302,7 +308,7 @@ def _facts(results: TtftResults) -> str:
     )
 
 
-def draw_ttft(results: TtftResults, path: Path) -> None:
+def _draw_ttft(results: TtftResults, path: Path) -> None:
     """Write the picture: a bar per arm, those of blends split into where the time goes."""
     from matplotlib.patches import Patch
 
@@ -345,7 +351,7 @@ def _label(name: str) -> str:
     return f"blended, {100 * float(ratio):g} %" if ratio else ARM_LABELS.get(kind, kind)
 
 
-def draw_sweep(results: TtftResults, path: Path) -> None:
+def _draw_sweep(results: TtftResults, path: Path) -> None:
     """Write the picture: TTFT to the left, full prefill / arm to the right; a line and a band per arm."""
     values, points = list(results.points), results.points.values()
     numbers = [value for value in values if not isinstance(value, str)]

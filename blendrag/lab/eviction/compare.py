@@ -40,6 +40,25 @@ class EvictionResults(Results):
     config: dict[str, Any]
     notes: tuple[str, ...]
 
+    def show(self, console: Console) -> None:
+        """Print hit ratios by size, and what they close of the gap between LRU and the optimum; a dash where
+        the replays do not tell."""
+        closed = "closed, of LRU's gap to the optimum"
+        for title, values, form in (
+            ("token hit ratio", self.policies, ".4f"),
+            (closed, self.closed, ".0%"),
+        ):
+            if values:
+                table = table_with("size", *values, title=title)
+                for size, *row in zip(self.sizes, *values.values(), strict=True):
+                    table.add_row(f"{size:,}", *("–" if one is None else format(one, form) for one in row))
+                console.print(table, markup=False)
+        config = self.config
+        times = "one trace" if config["traces"] == 1 else f"means of {config['traces']} traces"
+        requests = f"{config['trace']}: {config['requests']:,} requests, sizes in {config['unit']}; {times}."
+        for line in (requests, *self.notes):
+            console.print(line, markup=False)
+
 
 def run_eviction(source: TraceSource, options: EvictionOptions, progress: Progress) -> EvictionResults:
     """Replay everything, and the optimum beside it."""
@@ -86,23 +105,3 @@ def _closed(lru: Sequence[float], own: Sequence[float], best: Sequence[float]) -
         (hit - low) / (high - low) if high - low > _MIN_GAP else None
         for low, hit, high in zip(lru, own, best, strict=True)
     ]
-
-
-def print_eviction(results: EvictionResults, console: Console) -> None:
-    """Print hit ratios by size, and what they close of the gap between LRU and the optimum; a dash where
-    the replays do not tell."""
-    closed = "closed, of LRU's gap to the optimum"
-    for title, values, form in (
-        ("token hit ratio", results.policies, ".4f"),
-        (closed, results.closed, ".0%"),
-    ):
-        if values:
-            table = table_with("size", *values, title=title)
-            for size, *row in zip(results.sizes, *values.values(), strict=True):
-                table.add_row(f"{size:,}", *("–" if one is None else format(one, form) for one in row))
-            console.print(table, markup=False)
-    config = results.config
-    times = "one trace" if config["traces"] == 1 else f"means of {config['traces']} traces"
-    requests = f"{config['trace']}: {config['requests']:,} requests, sizes in {config['unit']}; {times}."
-    for line in (requests, *results.notes):
-        console.print(line, markup=False)

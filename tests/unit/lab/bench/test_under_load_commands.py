@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from blendrag.lab.bench.beside import Beside, BesideResults, draw_beside, print_beside
-from blendrag.lab.bench.load import print_load
-from blendrag.lab.bench.open_loop import Alone, LoadArm, Loaded, Run, draw_load
-from blendrag.lab.bench.tree import Compared, TreeResults, print_tree
+from blendrag.lab.bench.beside import Beside, BesideResults
+from blendrag.lab.bench.load import LoadResults
+from blendrag.lab.bench.open_loop import Alone, LoadArm, Run
+from blendrag.lab.bench.tree import Compared, TreeResults
 from blendrag.lab.bootstrap import Interval
 from blendrag.lab.options import BesideOptions, LoadOptions, TreeOptions
 from blendrag.lab.results import Setup
@@ -35,7 +35,7 @@ def latency(p50: float) -> Percentiles:
     return Percentiles(p50, 2 * p50, 3 * p50)
 
 
-def load_results() -> Loaded[LoadOptions]:
+def load_results() -> LoadResults:
     def run(rate: float, ms: float) -> Run:
         return Run(rate, 9, int(rate), 100.0, 50.0, latency(ms), [ms], rate)
 
@@ -47,7 +47,7 @@ def load_results() -> Loaded[LoadOptions]:
         "prefix": arm(None, run(1.5, 1300)),
         "blended": arm(3.0, run(1.5, 300), run(3.0, 600)),
     }
-    return Loaded(arms=arms, bound_ms=1600.0, setup=setup(LoadOptions()))
+    return LoadResults(arms=arms, bound_ms=1600.0, setup=setup(LoadOptions()))
 
 
 def tree_results() -> TreeResults:
@@ -74,11 +74,11 @@ def beside_results() -> BesideResults:
 
 
 CASES = [
-    (load_results(), print_load, draw_load,
+    (load_results(),
      ("8,000 >", "none", "3.00 at least", "3.00x", "7 requests were")),
-    (tree_results(), print_tree, draw_load,
+    (tree_results(),
      ("both / blended", "alone", "0.50-0.70", "squad.json.gz", "250 documents (31,000 tokens)", "rank**-1")),
-    (beside_results(), print_beside, draw_beside, ("blended", "900", "2.5", "1,700", "1.6", "400 ms")),
+    (beside_results(), ("blended", "900", "2.5", "1,700", "1.6", "400 ms")),
 ]  # fmt: skip
 
 
