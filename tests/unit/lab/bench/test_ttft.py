@@ -122,8 +122,8 @@ def results(axis: str, *values: Any) -> TtftResults:
             "int8": CodecCost(11745, 0.003, 0.007),
         },
         Setup(
-            TtftOptions(axis, values, exact=axis == "ratio"), Settings(), replace(MACHINE, cpu="A CPU [model]"),
-            (3140, 3142),
+            TtftOptions(axis, values, exact=axis == "ratio"), Settings(),
+            replace(MACHINE, cpu="A CPU [model]"), (3140, 3142),
         ),
     )  # fmt: skip
 
