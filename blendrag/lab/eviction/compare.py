@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -89,7 +88,13 @@ def run_eviction(source: TraceSource, options: EvictionOptions, progress: Progre
     return EvictionResults(
         sizes=sizes,
         policies=hits,
-        closed={name: _closed(hits[LRU], hits[name], hits[OPTIMAL]) for name in others},
+        closed={
+            name: [
+                (hit - low) / (best - low) if best - low > _MIN_GAP else None
+                for low, hit, best in zip(hits[LRU], hits[name], hits[OPTIMAL], strict=True)
+            ]
+            for name in others
+        },
         config={
             "trace": traces[0].name,
             "unit": traces[0].unit,
@@ -98,10 +103,3 @@ def run_eviction(source: TraceSource, options: EvictionOptions, progress: Progre
         },
         notes=source.notes,
     )
-
-
-def _closed(lru: Sequence[float], own: Sequence[float], best: Sequence[float]) -> list[float | None]:
-    return [
-        (hit - low) / (high - low) if high - low > _MIN_GAP else None
-        for low, hit, high in zip(lru, own, best, strict=True)
-    ]
