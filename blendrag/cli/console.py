@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 from rich.console import Console
@@ -21,8 +21,6 @@ from blendrag.progress import Progress, progress_bar
 if TYPE_CHECKING:
     from blendrag.lab.results import Results
     from blendrag.serving.prefill import PrefillReport
-
-R = TypeVar("R", bound="Results")
 
 _WIDE, _PAGE = 1000, 80  # columns
 # Former commands, each with what became of it.
@@ -141,25 +139,23 @@ def shown(source: str) -> str:
 
 
 def measured(
-    work: Callable[[Progress], R],
-    table: Callable[[R, Console], None],
+    work: Callable[[Progress], Results],
     json: bool,
-    plot: Path | None = None,
-    draw: Callable[[R, Path], None] | None = None,
-    interrupted: str = "interrupted",
-    paste: Path | None = None,
     name: str = "",
+    plot: Path | None = None,
+    paste: Path | None = None,
+    interrupted: str = "interrupted",
 ) -> None:
     """Do ``work`` behind a bar, and show its results: a table, and JSON and a picture where they are wanted.
 
     With JSON on standard output, the table goes to standard error. What cannot be written is refused before
-    measuring rather than after. interrupted: what Ctrl-C is answered with. paste: a page whose tables of this
-    ``name`` are replaced.
+    measuring rather than after. paste: a page whose tables of this ``name`` are replaced. interrupted: what
+    Ctrl-C is answered with.
     """
     from blendrag.lab.canvas import check_plot_path
     from blendrag.lab.results import pasted
 
-    shown = pasted(table, name, paste)
+    shown = pasted(name, paste)
     if plot:
         check_plot_path(plot)
     with interruptible(interrupted), progress_bar() as progress:
@@ -167,5 +163,5 @@ def measured(
     if json:
         print_json(results.to_dict())
     shown(results, err() if json else out())
-    if plot and draw:
-        draw(results, plot)
+    if plot:
+        results.draw(plot)

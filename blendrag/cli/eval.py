@@ -52,9 +52,7 @@ def evaluate(
     """Compare blended answers with those of full prefill, on your model and documents."""
     from blendrag.lab.bench.axes import parse_ratios
     from blendrag.lab.evaluate.arms import parse_arms
-    from blendrag.lab.evaluate.plot import draw
     from blendrag.lab.evaluate.recommend import DEFAULT_TOLERANCE
-    from blendrag.lab.evaluate.report import print_evaluation
     from blendrag.lab.evaluate.run import EvalOptions, run_eval
     from blendrag.settings import Settings
 
@@ -64,6 +62,4 @@ def evaluate(
     allowed = DEFAULT_TOLERANCE if tolerance is None else tolerance
     options = EvalOptions(data, format, wanted, limit, seed, allowed, max_tokens, rows)
     left = f"interrupted: the same command goes on from {rows}" if rows else "interrupted"
-    measured(
-        lambda bar: run_eval(settings, options, bar), print_evaluation, json, plot, draw, left, paste, "eval"
-    )
+    measured(lambda bar: run_eval(settings, options, bar), json, "eval", plot, paste, left)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from blendrag.engine.client.engine import Engine
-from blendrag.engine.client.generation import Delta, Sampling
+from blendrag.engine.client.generation import Sampling
 from blendrag.engine.client.running import RunningEngine
+from blendrag.engine.wire.prefixes import PrefixPath
 from blendrag.engine.wire.recipe import Recipe
 from blendrag.engine.wire.report import BlendReport
 from blendrag.errors import EngineError
@@ -46,107 +45,107 @@ class Sample:
         return sum(self.split_ms.get(part, 0.0) for part in PARTS)
 
 
-class Arm(ABC):
-    """A way to the first token. ``name`` is its key in the results."""
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A prompt as an arm sends it."""
+
+    token_ids: Sequence[int]
+    recipe: Recipe | None = None
+    namespace: str = ""
+    path: PrefixPath | None = None
+
+
+def reset(engine: RunningEngine, trial: Trial | None = None) -> None:
+    """Empty the prefix cache; a request that has just ended may hold it for a moment yet."""
+    deadline = time.monotonic() + _RESET_TIMEOUT_S
+    while not engine.reset_prefix_cache():
+        if time.monotonic() > deadline:
+            raise EngineError("the prefix cache cannot be emptied: other requests are using this engine")
+        time.sleep(0.01)
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """A way to the first token. name: its key in the results. prepare: done before the clock starts; nothing
+    of earlier requests is left in the prefix cache then."""
 
     name: str
-
-    def __init__(self, trials: Sequence[Trial]) -> None:
-        self.trials = trials
-
-    async def prepare(self, engine: Engine, trial: Trial) -> None:
-        """Prepare, before the clock starts: nothing of earlier requests is left in the prefix cache."""
-        reset(engine)
-
-    @abstractmethod
-    async def ask(self, engine: Engine, trial: Trial) -> Sample:
-        """Time ``trial.prompt``."""
+    trials: Sequence[Trial]
+    asked: Callable[[Trial], Asked] = lambda trial: Asked(trial.prompt.token_ids)
+    prepare: Callable[[Engine, Trial], None] = reset
 
     def run(self, engine: Engine, number: int) -> Sample:
-        """Prepare a trial, and ask its prompt."""
-
-        async def prepared() -> Sample:
-            await self.prepare(engine, self.trials[number])
-            return await self.ask(engine, self.trials[number])
-
-        return asyncio.run(prepared())
-
-    def sample(self, delta: Delta, recomputed: int, split_ms: dict[str, float]) -> Sample:
-        first = delta.token_ids[0], delta.logprobs[0]
-        return Sample(self.name, 1e3 * delta.ttft_s, *first, recomputed, split_ms)
-
-
-class FullPrefill(Arm):
-    """Plain prefill of the whole prompt: the reference."""
-
-    name = "full"
-
-    async def ask(self, engine: Engine, trial: Trial) -> Sample:
-        delta = await engine.agenerate(trial.prompt.token_ids, _FIRST_TOKEN)
-        return self.sample(delta, trial.prompt.chunk_tokens(delta.prefix_tokens), {})
+        """Prepare a trial, and time its prompt."""
+        trial = self.trials[number]
+        self.prepare(engine, trial)
+        asked = self.asked(trial)
+        delta = engine.generate(asked.token_ids, replace(_FIRST_TOKEN, path=asked.path), asked.recipe)
+        recomputed, split_ms = trial.prompt.chunk_tokens(delta.prefix_tokens), dict[str, float]()
+        if asked.recipe or asked.path:
+            report = check_blended(self.name, delta.report)
+            recomputed, split_ms = report.recomputed, report.ms
+            if asked.path and report.exact != asked.path.held_end:
+                raise EngineError(
+                    f"{self.name}: {report.exact} of {asked.path.held_end} tokens came from the tree"
+                )
+        return Sample(
+            self.name, 1e3 * delta.ttft_s, delta.token_ids[0], delta.logprobs[0], recomputed, split_ms
+        )
 
 
-class PrefixCaching(FullPrefill):
-    """vLLM's prefix caching, after the same chunks were asked in another order: the common prefix hits."""
+def full_prefill(trials: Sequence[Trial]) -> Arm:
+    """Return plain prefill of the whole prompt: the reference."""
+    return Arm("full", trials)
 
-    name = "prefix"
 
-    async def prepare(self, engine: Engine, trial: Trial) -> None:
-        await super().prepare(engine, trial)
+def prefix_caching(trials: Sequence[Trial]) -> Arm:
+    """Return vLLM's prefix caching, after the same chunks were asked in another order: the common prefix
+    hits."""
+
+    def prepare(engine: Engine, trial: Trial) -> None:
+        reset(engine)
         if trial.before.token_ids:
-            await engine.agenerate(trial.before.token_ids, _FIRST_TOKEN)
+            engine.generate(trial.before.token_ids, _FIRST_TOKEN)
+
+    return Arm("prefix", trials, prepare=prepare)
 
 
-class ExactPrefix(Arm):
-    """Loading of the prompt's own KV up to its question, as full prefill has made it before. cold: from disk,
-    instead of RAM."""
+def exact_prefix(trials: Sequence[Trial], tree: ScratchTree, *, cold: bool = False) -> Arm:
+    """Return loading of the prompt's own KV up to its question, as full prefill has made it before. cold:
+    from disk, instead of RAM."""
 
-    def __init__(self, trials: Sequence[Trial], tree: ScratchTree, *, cold: bool = False) -> None:
-        super().__init__(trials)
-        self._tree, self._cold = tree, cold
-        self.name = "exact cold" if cold else "exact"
+    def prepare(engine: Engine, trial: Trial) -> None:
+        reset(engine)
+        tree.hold(trial.prompt)
+        if cold:
+            tree.make_cold()
+        reset(engine)
 
-    async def prepare(self, engine: Engine, trial: Trial) -> None:
-        await super().prepare(engine, trial)
-        self._tree.hold(trial.prompt)
-        if self._cold:
-            self._tree.make_cold()
-        await super().prepare(engine, trial)
+    def asked(trial: Trial) -> Asked:
+        return Asked(trial.prompt.token_ids, path=tree.path(trial.prompt))
 
-    async def ask(self, engine: Engine, trial: Trial) -> Sample:
-        path = self._tree.path(trial.prompt)
-        delta = await engine.agenerate(trial.prompt.token_ids, replace(_FIRST_TOKEN, path=path))
-        report = check_blended(self.name, delta.report)
-        if report.exact != path.held_end:
-            raise EngineError(f"{self.name}: {report.exact} of {path.held_end} tokens came from the tree")
-        return self.sample(delta, 0, report.ms)
+    return Arm("exact cold" if cold else "exact", trials, asked, prepare)
 
 
-class BlendedPrefill(Arm):
-    """Blended prefill: stored KV, with the recompute ratio of it recomputed. Ratio 0 is full reuse.
+def blended_prefill(
+    trials: Sequence[Trial], recipe: Recipe, cold: ScratchStore | None = None, name: str = ""
+) -> Arm:
+    """Return blended prefill: stored KV, with the recompute ratio of it recomputed. Ratio 0 is full reuse.
 
-    recipe: but for its spans. store: read cold, where that is not RAM; None: as it comes. name: instead of
-    one that says the ratio.
+    recipe: but for its spans. cold: the store, where that is not RAM; None: as it comes. name: instead of one
+    that says the ratio.
     """
 
-    def __init__(
-        self, trials: Sequence[Trial], recipe: Recipe, store: ScratchStore | None = None, name: str = ""
-    ) -> None:
-        super().__init__(trials)
-        self._recipe, self._store = recipe, store
-        ratio = recipe.options.recompute_ratio
-        self.name = name or (f"blend@{ratio:g}" if ratio else "reuse")
+    def prepare(engine: Engine, trial: Trial) -> None:
+        if cold is not None:
+            cold.make_cold()
+        reset(engine)
 
-    async def prepare(self, engine: Engine, trial: Trial) -> None:
-        if self._store is not None:
-            self._store.make_cold()
-        await super().prepare(engine, trial)
+    def asked(trial: Trial) -> Asked:
+        return Asked(trial.prompt.token_ids, replace(recipe, spans=trial.prompt.spans))
 
-    async def ask(self, engine: Engine, trial: Trial) -> Sample:
-        recipe = replace(self._recipe, spans=trial.prompt.spans)
-        delta = await engine.agenerate(trial.prompt.token_ids, _FIRST_TOKEN, recipe)
-        report = check_blended(self.name, delta.report)
-        return self.sample(delta, report.recomputed, report.ms)
+    ratio = recipe.options.recompute_ratio
+    return Arm(name or (f"blend@{ratio:g}" if ratio else "reuse"), trials, asked, prepare)
 
 
 def check_blended(name: str, report: BlendReport | None) -> BlendReport:
@@ -164,12 +163,3 @@ def recipe_of(settings: Settings, store: str, ratio: float | None = None) -> Rec
     """Return the settings' recipe without spans, over this store. ratio: instead of theirs."""
     options = settings.blending
     return Recipe(store, (), options if ratio is None else replace(options, recompute_ratio=ratio))
-
-
-def reset(engine: RunningEngine) -> None:
-    """Empty the prefix cache; a request that has just ended may hold it for a moment yet."""
-    deadline = time.monotonic() + _RESET_TIMEOUT_S
-    while not engine.reset_prefix_cache():
-        if time.monotonic() > deadline:
-            raise EngineError("the prefix cache cannot be emptied: other requests are using this engine")
-        time.sleep(0.01)

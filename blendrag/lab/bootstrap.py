@@ -6,6 +6,7 @@ to the Bootstrap, chapters 8 and 13); an interval holds 95 % of what is found so
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -16,8 +17,6 @@ import numpy.typing as npt
 RESAMPLES = 2_000
 _PERCENTILES = (2.5, 97.5)
 _SEED = 0
-
-_Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +35,7 @@ class Interval:
 
 def mean(values: npt.ArrayLike) -> Interval:
     """Return the mean of one number per row; at least one row."""
-    (column,) = _columns(values)
-    return _interval(float(column.mean()), _means(column))
+    return _interval(lambda mean: mean, values)
 
 
 def difference(values: npt.ArrayLike, reference: npt.ArrayLike) -> Interval:
@@ -47,8 +45,7 @@ def difference(values: npt.ArrayLike, reference: npt.ArrayLike) -> Interval:
 
 def ratio(values: npt.ArrayLike, reference: npt.ArrayLike) -> Interval:
     """Return mean(values) / mean(reference), both means over the same draws; all numbers above 0."""
-    above, below = _columns(values, reference)
-    return _interval(float(above.mean() / below.mean()), _means(above) / _means(below))
+    return _interval(lambda above, below: above / below, values, reference)
 
 
 def gap_closed(arm: npt.ArrayLike, full: npt.ArrayLike, reuse: npt.ArrayLike) -> Interval | None:
@@ -56,35 +53,27 @@ def gap_closed(arm: npt.ArrayLike, full: npt.ArrayLike, reuse: npt.ArrayLike) ->
 
     None if reuse does not differ from full. Draws in which it does not are left out.
     """
-    lost, gap = _columns(np.subtract(arm, full), np.subtract(reuse, full))
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        closed = 1.0 - lost.mean() / gap.mean()
-        draws = 1.0 - _means(lost) / _means(gap)
-    if not np.isfinite(closed):
-        return None
-    return _interval(float(closed), draws[np.isfinite(draws)])
+    lost, gap = np.subtract(arm, full), np.subtract(reuse, full)
+    found = _interval(lambda lost, gap: 1.0 - lost / gap, lost, gap)
+    return found if np.isfinite(found.mean) else None
 
 
-def _columns(*columns: Any) -> list[_Floats]:
-    """Return the columns with their rows in an order of their own: that of the file must not matter."""
+def _interval(statistic: Callable[..., Any], *columns: npt.ArrayLike) -> Interval:
+    """Return a statistic of the columns' means. Rows get an order of their own: that of the file must not
+    matter."""
     arrays = [np.asarray(column, dtype=np.float64) for column in columns]
-    order = np.lexsort(arrays)
-    return [array[order] for array in arrays]
-
-
-def _means(column: _Floats) -> _Floats:
-    """Return the mean over each draw, [RESAMPLES]."""
-    return _draws(len(column)) @ column / len(column)
-
-
-@lru_cache(maxsize=4)
-def _draws(rows: int) -> _Floats:
-    """Return how often each row is in each draw, [RESAMPLES, rows], the same for all numbers."""
-    counts = np.random.default_rng(_SEED).multinomial(rows, np.full(rows, 1 / rows), size=RESAMPLES)
-    return counts.astype(np.float64)
-
-
-def _interval(value: float, draws: _Floats) -> Interval:
+    order, rows = np.lexsort(arrays), len(arrays[0])
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        value = float(statistic(*(array[order].mean() for array in arrays)))
+        draws = statistic(*(_draws(rows) @ array[order] / rows for array in arrays))
+    draws = draws[np.isfinite(draws)]
     low, high = np.percentile(draws, _PERCENTILES) if len(draws) else (value, value)
     # A skewed ratio, or rounding, may leave the number itself just outside.
     return Interval(value, min(float(low), value), max(float(high), value))
+
+
+@lru_cache(maxsize=4)
+def _draws(rows: int) -> npt.NDArray[np.float64]:
+    """Return how often each row is in each draw, [RESAMPLES, rows], the same for all numbers."""
+    counts = np.random.default_rng(_SEED).multinomial(rows, np.full(rows, 1 / rows), size=RESAMPLES)
+    return counts.astype(np.float64)

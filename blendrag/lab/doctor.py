@@ -148,15 +148,22 @@ def _states(engine: Engine, settings: Settings) -> list[Check]:
     engine.reset_prefix_cache()
     engine.generate(prompt.token_ids, _ONE)
     own = engine.generate(prompt.token_ids, _ONE)
-    with scratch_tree(engine, settings, disk=True) as scratch:
-        scratch.hold(prompt)
-        engine.reset_prefix_cache()
-        restored = engine.generate(prompt.token_ids, replace(_ONE, path=scratch.path(prompt)))
+    restored, exact, _ = _put_back(engine, settings, prompt)
     row = _at_most(
         "exact prefix with its state, stored and put back", _largest_change([own], [restored]), 0.0
     )
-    exact = restored.report.exact if restored.report else 0
     return [_if(own.prefix_tokens == exact == block, row)]
+
+
+def _put_back(engine: Engine, settings: Settings, prompt: Prompt) -> tuple[Delta, int, int]:
+    """Restore a prompt from a tree of its own, into which it was stored before: return the answer, how many
+    tokens came from there, and how many should."""
+    with scratch_tree(engine, settings, disk=True) as scratch:
+        scratch.hold(prompt)
+        path = scratch.path(prompt)
+        engine.reset_prefix_cache()
+        restored = engine.generate(prompt.token_ids, replace(_ONE, path=path))
+    return restored, restored.report.exact if restored.report else 0, path.held_end
 
 
 class _Check:
@@ -218,14 +225,9 @@ class _Check:
         return _if((hit.report.prefix if hit.report else hit.prefix_tokens) > 0, row)
 
     def _restored(self, prompt: Prompt, full: Delta) -> Check:
-        """Check a prompt that is restored from a tree of its own, into which it was stored before."""
-        with scratch_tree(self.engine, self.settings, disk=True) as scratch:
-            scratch.hold(prompt)
-            path = scratch.path(prompt)
-            self.engine.reset_prefix_cache()
-            restored = self.engine.generate(prompt.token_ids, replace(_ONE, path=path))
+        restored, exact, wanted = _put_back(self.engine, self.settings, prompt)
         row = _at_most("exact prefix, stored and put back, KL", _largest_kl([full], [restored]), _MAX_KL)
-        return _if(restored.report is not None and restored.report.exact == path.held_end, row)
+        return _if(exact == wanted, row)
 
     def _in_slices(self, store: ScratchStore, prompt: Prompt, full: Delta) -> Check:
         """Check a prompt that is blended in slices, while another answer is being generated."""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from blendrag.engine.client.engine import Engine
-from blendrag.errors import ModelError, PromptTooLongError
+from blendrag.errors import PromptTooLongError
 from blendrag.models import load_tokenizer
 from blendrag.prompt import encode_document
-from blendrag.prompt.template import Part, encode_markup, implied_bos, render_parts
+from blendrag.prompt.assemble import render_turn
+from blendrag.prompt.template import Part, encode_markup, implied_bos
 from blendrag.settings import Settings
 from blendrag.store.contexts import Chunk
 
@@ -22,8 +23,6 @@ QUESTIONS = (
     "Name one thing that the last text asks of its reader.",
     "Which text would you read first, and why?",
 )
-
-_USER = 1  # the message of the user, behind that of the system
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,34 +67,30 @@ class PromptMaker:
         """Make a prompt of documents, each of chunks right behind each other and the separator."""
         ids: list[int] = []
         spans: list[tuple[str, int, int]] = []
-        for part in self._parts(question):
+        parts, last = self._parts(question)
+        for part in parts:
             if part.message is None:
                 ids += encode_markup(self.tokenizer, part.text)
                 continue
-            if part.message == _USER:
+            before = ""  # the documents: the system prompt, where the template knows no such role
+            if part.message == last:
+                before, _, _ = part.text.rpartition(question)
+                ids += encode_document(self.tokenizer, before)
                 for document in documents:
                     for chunk in document:
                         spans.append((chunk.key, len(ids), len(chunk.token_ids)))
                         ids += chunk.token_ids
                     ids += self._separator
-            ids += encode_document(self.tokenizer, part.text)
+            ids += encode_document(self.tokenizer, part.text[len(before) :])
         return Prompt(tuple(ids), tuple(spans))
 
-    def _parts(self, question: str) -> list[Part]:
-        """Return the parts of a prompt. The question is message ``_USER``; documents go before it."""
-        system = {"role": "system", "content": self._system}
-        user = {"role": "user", "content": question}
-        if not getattr(self.tokenizer, "chat_template", None):  # a base model
-            before = f"{implied_bos(self.tokenizer) or ''}{self._system}{self._separator_text}"
-            return [Part(before), Part(question, _USER), Part(self._separator_text)]
-        try:
-            return render_parts(self.tokenizer, [system, user])
-        except ModelError:  # no system role: its text goes before the documents
-            text = Part(f"{self._system}{self._separator_text}", 0)
-            parts: list[Part] = []
-            for part in render_parts(self.tokenizer, [user]):
-                parts += [text, replace(part, message=_USER)] if part.message == 0 else [part]
-            return parts
+    def _parts(self, question: str) -> tuple[list[Part], int]:
+        """Return the parts of a prompt, and the number of the message with the question; documents go before
+        that."""
+        if getattr(self.tokenizer, "chat_template", None):
+            return render_turn(self.tokenizer, self._system, (), question, self._separator_text)
+        before = f"{implied_bos(self.tokenizer) or ''}{self._system}{self._separator_text}"  # a base model
+        return [Part(before), Part(question, 0), Part(self._separator_text)], 0
 
     def trial(self, pool: Sequence[Chunk], chunks: int, rng: random.Random, number: int) -> Trial:
         """Make a trial of two or more random chunks of ``pool``, in two random orders."""

@@ -7,7 +7,6 @@ over the questions of an article. Questions about one subject then find the same
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 
 from blendrag.embedder import Embedder
 from blendrag.errors import ConfigError, SourceError
-from blendrag.lab.records import numbered_lines, problem_of, read_records, wrong_line
+from blendrag.lab.records import numbered_lines, problem_of, read_records, read_text, wrong_line
 from blendrag.models import resolve_embedder
 
 Vectors = NDArray[np.float32]
@@ -153,19 +152,18 @@ def read_azure(path: Path) -> list[float]:
     """
     arrivals: list[float] = []
     first: datetime | None = None
-    for number, line in numbered_lines(path):
+    for number, line in numbered_lines(read_text(path)):
         try:
-            row = next(csv.reader([line.decode("utf-8-sig")]))
-            if number == 1 and row == AZURE_COLUMNS:
+            stamp, *tokens = line.split(",")
+            if number == 1 and [stamp, *tokens] == AZURE_COLUMNS:
                 continue
-            stamp, *tokens = row
             # seven digits of a second: one more than Python knows
             time = datetime.fromisoformat(stamp[:26])
             first = first or time
             at = (time - first).total_seconds()
             if len(tokens) != 2 or min(map(int, tokens)) < 0:
                 raise ValueError("not two numbers of tokens")
-        except (ValueError, TypeError, csv.Error) as error:
+        except (ValueError, TypeError) as error:
             raise wrong_line(path, number, f"not {', '.join(AZURE_COLUMNS)}: {error}") from None
         if arrivals and at < arrivals[-1]:
             raise wrong_line(path, number, "TIMESTAMP: earlier than that of the line before")

@@ -8,8 +8,7 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,18 +19,20 @@ from blendrag.index.text import Unusable, decode
 
 Record = TypeVar("Record", bound=BaseModel)
 
-_GZIP_MAGIC = b"\x1f\x8b"
+
+def read_text(path: Path) -> str:
+    """Return what is in a file. Raises SourceError for what is no text."""
+    try:
+        data = path.read_bytes()
+        return decode(gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data)
+    except (OSError, EOFError, zlib.error, Unusable) as error:
+        reason = (isinstance(error, OSError) and error.strerror) or error
+        raise SourceError(f"cannot read {str(path)!r}: {reason}") from error
 
 
-def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield (number, line) of the lines that are not blank, however long the file is."""
-    with _readable(path), path.open("rb") as file:
-        magic = file.read(2)
-        file.seek(0)
-        lines: Iterable[bytes] = gzip.GzipFile(fileobj=file) if magic == _GZIP_MAGIC else file
-        for number, line in enumerate(lines, start=1):
-            if line.strip():
-                yield number, line
+def numbered_lines(text: str) -> list[tuple[int, str]]:
+    """Return (number, line) of the lines that are not blank."""
+    return [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
 
 
 def read_records(path: Path) -> list[tuple[str, Any]]:
@@ -39,11 +40,9 @@ def read_records(path: Path) -> list[tuple[str, Any]]:
 
     A file whose first line is an object by itself is JSON Lines. SQuAD's outer object is looked through.
     """
-    with _readable(path):
-        data = path.read_bytes()
-        text = decode(gzip.decompress(data) if data.startswith(_GZIP_MAGIC) else data)
-    lines = [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
-    if lines and _is_object(lines[0][1]):
+    text = read_text(path)
+    lines = numbered_lines(text)
+    if lines and fields_of(lines[0][1]) is not None:
         found = [(f"line {number}", _parse(path, line, number)) for number, line in lines]
         if len(found) > 1 or "data" not in found[0][1]:
             return found
@@ -54,9 +53,18 @@ def read_records(path: Path) -> list[tuple[str, Any]]:
     return [(f"item {number}", item) for number, item in enumerate(items, start=1)]
 
 
+def fields_of(line: str) -> set[str] | None:
+    """Return the names in a line that is a JSON object; None if it is none."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return set(record) if isinstance(record, dict) else None
+
+
 def records_of(path: Path, kind: type[Record]) -> Iterator[tuple[int, Record]]:
     """Yield (number, record) of JSON Lines, each as ``kind`` has it."""
-    for number, line in numbered_lines(path):
+    for number, line in numbered_lines(read_text(path)):
         try:
             yield number, kind.model_validate_json(line)
         except ValueError as error:
@@ -75,22 +83,6 @@ def problem_of(error: Exception) -> str:
     problem = error.errors(include_url=False, include_input=False)[0]
     where = ".".join(str(part) for part in problem["loc"])
     return f"{where}: {problem['msg']}" if where else problem["msg"]
-
-
-@contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, EOFError, zlib.error, Unusable) as error:
-        reason = (isinstance(error, OSError) and error.strerror) or error
-        raise SourceError(f"cannot read {str(path)!r}: {reason}") from error
-
-
-def _is_object(line: str) -> bool:
-    try:
-        return isinstance(json.loads(line), dict)
-    except (ValueError, RecursionError):
-        return False
 
 
 def _parse(path: Path, text: str, first_line: int) -> Any:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from rich.console import Console
 
+from blendrag.errors import ConfigError
 from blendrag.machine import Machine
 from blendrag.tables import Page
 
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
     from blendrag.settings import Settings
 
 Options = TypeVar("Options", bound="DataclassInstance")
-R = TypeVar("R", bound="Results")
 
 _SETTINGS = {"tiers", "blend_share"}
 
@@ -48,15 +49,25 @@ class Setup(Generic[Options]):
         return {"machine": asdict(self.machine), "config": config | {"prompt_tokens": self.prompt_tokens}}
 
 
-class Results(Protocol):
-    """The results of a command that measures. ``to_dict``: for JSON; of an engine, with its ``machine``."""
+class Results(ABC):
+    """Results of a command that measures: a dataclass, which is JSON field by field."""
 
-    def to_dict(self) -> dict[str, Any]: ...
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data for JSON; of an engine, with its ``machine``."""
+        return asdict(self)  # type: ignore[call-overload]
+
+    @abstractmethod
+    def show(self, console: Console) -> None:
+        """Print tables, and what was measured."""
+
+    def draw(self, path: Path) -> None:
+        """Write the picture. Raises ConfigError where there is none."""
+        raise ConfigError("--plot: these results have no picture")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineResults(Generic[Options]):
-    """Results that are JSON field by field, beside what they were measured with."""
+class EngineResults(Results, Generic[Options]):
+    """Results beside what they were measured with."""
 
     setup: Setup[Options]
 
@@ -66,16 +77,16 @@ class EngineResults(Generic[Options]):
         return own | self.setup.to_dict()
 
 
-def pasted(table: Callable[[R, Console], None], name: str, path: Path | None) -> Callable[[R, Console], None]:
-    """Return a ``table`` whose tables are pasted into a page, too, if there is one. Raises ConfigError if it
-    has no place for any."""
+def pasted(name: str, path: Path | None) -> Callable[[Results, Console], None]:
+    """Return what shows results; where there is a page, their tables are pasted into it, too. Raises
+    ConfigError if it has no place for any."""
     if path is None:
-        return table
+        return lambda results, console: results.show(console)
     page = Page(path, name)
 
-    def show(results: R, console: Console) -> None:
+    def show(results: Results, console: Console) -> None:
         page.watch(console)
-        table(results, console)
+        results.show(console)
         machine = Machine(**results.to_dict()["machine"])
         page.paste(f"Commit {str(machine.commit)[:7]}, {where(machine)}.")
 

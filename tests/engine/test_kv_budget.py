@@ -17,7 +17,6 @@ from rich.console import Console
 from blendrag.engine.client.generation import Delta, Sampling
 from blendrag.engine.wire.recipe import Recipe
 from blendrag.lab.evaluate.arms import parse_arms
-from blendrag.lab.evaluate.report import print_evaluation
 from blendrag.lab.evaluate.run import EvalOptions, run_eval
 from blendrag.lab.running import lab_engine
 from blendrag.progress import SILENT
@@ -220,6 +219,6 @@ def test_eval_of_budgets_ends_well_and_tells_of_short_answers(
     for arm in results.decoding.values():
         assert 0 < arm.kept.mean < 0.5 and arm.kl.mean > 0 and arm.nll_loss is not None
     assert results.decoding[arms[2].name].kl_to_uniform is not None
-    print_evaluation(results, printed)
+    results.show(printed)
     second_table = printed.file.getvalue().partition("- uniform's")[2]  # type: ignore[attr-defined]
     assert all(name in second_table for name in results.decoding)

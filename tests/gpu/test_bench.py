@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 
 from blendrag.engine.client.engine import Engine
-from blendrag.lab.bench.load import LoadOptions, run_load
-from blendrag.lab.bench.load_report import print_load
+from blendrag.lab.bench.load import run_load
 from blendrag.lab.bench.timed import exactly
-from blendrag.lab.bench.ttft import TtftOptions, run_ttft
-from blendrag.lab.bench.ttft_report import print_ttft
+from blendrag.lab.bench.ttft import run_ttft
+from blendrag.lab.options import LoadOptions, TtftOptions
 from blendrag.progress import SILENT
 from blendrag.settings import Settings
 from device import DEVICE
@@ -47,7 +46,7 @@ def test_prompt_of_this_length_is_blended(
     options = TtftOptions("ratio", RATIOS, chunks, CHUNK_TOKENS, REPEATS)
     results = run_ttft(settings, options, SILENT)
     keep("ttft", results.to_dict())
-    print_ttft(results, tables.console)
+    results.show(tables.console)
     assert {f"blend@{ratio:g}" for ratio in RATIOS} <= results.arms.keys()
 
 
@@ -62,7 +61,7 @@ def test_requests_of_this_length_are_blended_under_load(
     options = LoadOptions(chunks, CHUNK_TOKENS, max(16, chunks), TOKENS, seconds, TRIES)
     results = run_load(settings, options, SILENT)
     keep("load", results.to_dict())
-    print_load(results, tables.console)
+    results.show(tables.console)
     assert not any(run.not_blended for run in results.arms["blended"].runs)
 
 

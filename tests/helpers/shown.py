@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
 from rich.console import Console
 
-Case = tuple[Any, Callable[..., None], Callable[..., None], tuple[str, ...]]  # results, table, picture, texts
+Case = tuple[Any, tuple[str, ...]]  # results, and texts that their table has
 
 
 def check_case(case: Case, folder: Path) -> None:
     """The table of these results says all of the texts, and the machine; the picture is legible."""
-    results, table, draw, texts = case
-    check_table(partial(table, results), *texts, "A CPU [model]")
-    draw(results, folder / "out.png")
+    results, texts = case
+    check_table(results.show, *texts, "A CPU [model]")
+    results.draw(folder / "out.png")
     check_picture(folder / "out.png")
 
 

@@ -6,18 +6,23 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
+
+from rich.console import Console
 
 from blendrag.engine.client.engine import Engine
 from blendrag.engine.wire.recipe import Recipe
 from blendrag.errors import ConfigError
+from blendrag.lab import canvas
 from blendrag.lab.arms import check_blended, recipe_of, reset
 from blendrag.lab.bench.timed import Timed, ask_timed, exactly, stop
 from blendrag.lab.experiment import in_turn
+from blendrag.lab.options import BesideOptions
 from blendrag.lab.prompts import QUESTIONS, Prompt, PromptMaker, check_prompts
-from blendrag.lab.results import EngineResults, Setup
+from blendrag.lab.results import EngineResults, Setup, where
 from blendrag.lab.running import blending_engine
 from blendrag.lab.scratch import ScratchStore, scratch_store
 from blendrag.lab.statistics import Percentiles, Spread, percentiles, spread
@@ -27,6 +32,7 @@ from blendrag.prompt import encode_document
 from blendrag.settings import Settings
 from blendrag.store.contexts import Chunk
 from blendrag.store.stack import TierSpec
+from blendrag.tables import table_with
 
 CONDITIONS = ("alone", "full", "blended", "slow", "ingest")
 DECODES = 2  # answers that run all the time, one begun when one ends
@@ -38,16 +44,6 @@ _POOL = 2  # chunks in the store, per chunk of a prompt
 _LOOK_S = 0.02  # seconds between looks whether all decodes run
 TokenGap = tuple[float, float]  # begin and end of the time between two tokens of an answer
 _STORY = "Write a long story about a lighthouse keeper, a storm and the letter that came with it. Part {}."
-
-
-@dataclass(frozen=True, slots=True)
-class BesideOptions:
-    """Options of ``bench load --beside``. repeats: long prompts of each condition."""
-
-    chunks: int = 6
-    chunk_tokens: int = 512
-    repeats: int = 6
-    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +68,44 @@ class BesideResults(EngineResults[BesideOptions]):
 
     conditions: dict[str, Beside]
     trace: dict[str, list[tuple[float, float]]]
+
+    def show(self, console: Console) -> None:
+        """Print a row per condition: running answers, a short prompt, and both by what they are alone."""
+        answers = table_with("beside", "it takes ms", "ITL p50", "p95", "max ms", "p95 / alone", "p10-p90")
+        short = table_with("beside", "short ms", "p10-p90", "/ alone", "p10-p90")
+        for name, own in self.conditions.items():
+            itl, takes = own.itl_ms, f"{own.arrival_ms.median:,.0f}" if own.arrival_ms else ""
+            of_answers, of_short = (
+                each.shown(".1f") if takes else ("", "") for each in (own.itl_p95_ratio, own.short_ratio)
+            )
+            answers.add_row(name, takes, *(f"{ms:,.0f}" for ms in (itl.p50, itl.p95, itl.max)), *of_answers)
+            short.add_row(name, *own.short_ms.shown(), *of_short)
+        for table in (answers, short):
+            console.print(table, markup=False)
+        setup, options = self.setup, self.setup.options
+        console.print(
+            f"ITL: between two tokens of {DECODES} running answers, alone, while a full prefill, a blend of"
+            f" the same prompt, or one from a disk of {SLOW_MB_S} MB/s waits for its first token, or while"
+            f" its chunks are stored. short: TTFT of a short plain prompt, sent {1e3 * INTO_S:.0f} ms into"
+            f" such a one, when the engine does nothing else. {options.repeats} repeats: {options.chunks}"
+            f" chunks of {options.chunk_tokens} tokens, {setup.settings.blending.recompute_ratio:.0%}"
+            f" recomputed. {where(setup.machine)}.",
+            markup=False,
+        )
+
+    def draw(self, path: Path) -> None:
+        """Write the picture: a point per token, a panel per condition, of the last repeat."""
+        traces = self.trace
+        figure = canvas.new_figure(13, 3.4)
+        panels = figure.subplots(1, len(traces), sharey=True)
+        for axes, (name, trace) in zip(panels, traces.items(), strict=True):
+            seconds, latencies = [at for at, _ in trace], [latency for _, latency in trace]
+            axes.scatter(seconds, latencies, s=5, color=_LOOKS[name][0])
+            axes.set_yscale("log")
+            canvas.finish_axes(
+                axes, _LOOKS[name][1], "s", "ms from token to token" if axes is panels[0] else ""
+            )
+        canvas.save(figure, path, self.setup.machine)
 
 
 def run_beside(settings: Settings, options: BesideOptions, progress: Progress) -> BesideResults:
@@ -106,30 +140,26 @@ def run_beside(settings: Settings, options: BesideOptions, progress: Progress) -
         )
 
 
+@dataclass
 class _Beside:
-    """One measurement, a window per condition and repeat."""
+    """One measurement, a window per condition and repeat. slow: a second store. twins: its chunks, by keys of
+    the prompts."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        recipes: Mapping[str, Recipe],
-        stories: Sequence[Sequence[int]],
-        short: Prompt,
-        slow: ScratchStore,
-        twins: Mapping[str, Chunk],
-    ) -> None:
-        """Begin with no window. slow: a second store. twins: its chunks, by keys of the prompts."""
-        self._engine, self._recipes, self._stories, self._short = engine, recipes, stories, short
-        self._slow, self._twins = slow, twins
-        self._names = itertools.count()
+    engine: Engine
+    recipes: Mapping[str, Recipe]
+    stories: Sequence[Sequence[int]]
+    short: Prompt
+    slow: ScratchStore
+    twins: Mapping[str, Chunk]
+    names: Iterator[int] = field(default_factory=itertools.count)
 
     async def measure(self, condition: str, prompt: Prompt) -> MeasuredWindow:
         """Measure answers beside a long prompt, then a short one beside it."""
-        reset(self._engine)
-        decodes: list[list[Timed]] = [[] for _ in self._stories]
+        reset(self.engine)
+        decodes: list[list[Timed]] = [[] for _ in self.stories]
         tasks = [
             asyncio.create_task(self._decode(story, own))
-            for story, own in zip(self._stories, decodes, strict=True)
+            for story, own in zip(self.stories, decodes, strict=True)
         ]
         try:
             await _all_have_a_token(decodes, tasks)
@@ -137,7 +167,7 @@ class _Beside:
             await self._arrive(condition, prompt, arrival)
             await _all_have_a_token(decodes, tasks, arrival.tokens[0])  # what it ends in is lost to it, too
         finally:
-            await stop(self._engine, tasks)
+            await stop(self.engine, tasks)
         return MeasuredWindow(
             arrival, [one for own in decodes for one in own], await self._beside_short(condition, prompt)
         )
@@ -150,17 +180,17 @@ class _Beside:
                 long = [asyncio.create_task(self._arrive(condition, prompt, Timed(time.perf_counter())))]
                 await asyncio.sleep(INTO_S)
             short = Timed(time.perf_counter())
-            await self._ask(self._short.token_ids, short)
+            await self._ask(self.short.token_ids, short)
             await asyncio.gather(*long)
         finally:
-            await stop(self._engine, long)
+            await stop(self.engine, long)
         return short.tokens[0] - short.due
 
     async def _decode(self, story: Sequence[int], decodes: list[Timed]) -> None:
         """Generate one answer after the other."""
         while True:
             decodes.append(Timed(time.perf_counter()))
-            await ask_timed(self._engine, story, exactly(DECODE_TOKENS), decodes[-1])
+            await ask_timed(self.engine, story, exactly(DECODE_TOKENS), decodes[-1])
 
     async def _arrive(self, condition: str, prompt: Prompt, timed: Timed) -> None:
         """Wait for a first token; or store chunks, or do nothing for a while."""
@@ -168,21 +198,21 @@ class _Beside:
         if condition == "alone":
             await asyncio.sleep(ALONE_S)
         elif condition == "ingest":
-            await asyncio.to_thread(_ingest_again, self._slow, [self._twins[key] for key, *_ in spans])
+            await asyncio.to_thread(_ingest_again, self.slow, [self.twins[key] for key, *_ in spans])
         if condition in ("alone", "ingest"):
             timed.tokens.append(time.perf_counter())
             return
         if condition == "slow":
-            spans = tuple((self._twins[key].key, start, length) for key, start, length in spans)
-            await asyncio.to_thread(self._slow.make_cold)
-        recipe = self._recipes.get(condition)
+            spans = tuple((self.twins[key].key, start, length) for key, start, length in spans)
+            await asyncio.to_thread(self.slow.make_cold)
+        recipe = self.recipes.get(condition)
         await self._ask(prompt.token_ids, timed, recipe and replace(recipe, spans=spans))
         if recipe is not None:
             check_blended("what arrived", timed.report)
 
     async def _ask(self, token_ids: Sequence[int], timed: Timed, recipe: Recipe | None = None) -> None:
         """Wait for a first token, in a namespace of its own: nothing of it is in the prefix cache."""
-        await ask_timed(self._engine, token_ids, exactly(1), timed, recipe, f"beside-{next(self._names)}")
+        await ask_timed(self.engine, token_ids, exactly(1), timed, recipe, f"beside-{next(self.names)}")
 
 
 async def _all_have_a_token(
@@ -251,3 +281,12 @@ def summarise_windows(windows: Mapping[str, Sequence[MeasuredWindow]]) -> dict[s
         )
         for name, own in windows.items()
     }
+
+
+_LOOKS = {
+    "alone": ("#57a773", "nothing beside"),
+    "full": (canvas.ARM_COLOURS["full"], "full prefills beside"),
+    "blended": (canvas.ARM_COLOURS["blended"], "blends beside"),
+    "slow": ("#8f6fb8", f"blends from {SLOW_MB_S} MB/s"),
+    "ingest": ("#b8863b", "ingest beside"),
+}

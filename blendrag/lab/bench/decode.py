@@ -17,8 +17,9 @@ from blendrag.errors import EngineError
 from blendrag.lab.arms import check_blended, recipe_of, reset
 from blendrag.lab.bench.timed import Timed, ask_timed, exactly
 from blendrag.lab.experiment import in_turn
+from blendrag.lab.options import DecodeOptions
 from blendrag.lab.prompts import QUESTIONS, Prompt, PromptMaker, check_prompts
-from blendrag.lab.results import Setup, where
+from blendrag.lab.results import Results, Setup, where
 from blendrag.lab.running import blending_engine
 from blendrag.lab.scratch import scratch_store
 from blendrag.lab.statistics import Spread, spread
@@ -31,20 +32,6 @@ from blendrag.tables import table_with
 ARMS = ("whole", "evicted", "floor")
 _GAUGE = "vllm:kv_cache_usage_perc"
 _LOOK_S = 0.01
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeOptions:
-    """Options of ``bench load --kv-budget``. kv_budget: tokens of KV that a head keeps, on average. answers:
-    at once, besides one alone; max_tokens: of each."""
-
-    kv_budget: int
-    chunks: int = 15
-    chunk_tokens: int = 480
-    answers: int = 8
-    max_tokens: int = 48
-    repeats: int = 2
-    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +50,7 @@ MEASURES = tuple(field.name for field in fields(Round))
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeResults:
+class DecodeResults(Results):
     """Results of decoding. rows: by arm and number of answers, the spread of each of :data:`MEASURES`, and of
     its ``ratio_`` to ``whole``, round by round. whole: decoded from all KV; evicted: from the budget; floor:
     from all KV of prompts about as short as the budget. kept, freed: tokens and blocks of an evicted prompt.
@@ -80,6 +67,34 @@ class DecodeResults:
             for (arm, count), own in self.rows.items()
         ]
         return {"rows": rows, "kept": self.kept, "freed": self.freed} | self.setup.to_dict()
+
+    def show(self, console: Console) -> None:
+        """Print a row per arm and number of answers."""
+        table = table_with("arm", "at once", "TTFT ms", "x", "2nd ms", "ms", "x", "held", "x")
+        for (arm, count), found in self.rows.items():
+            own = {name: each.median for name, each in found.items()}
+            table.add_row(
+                arm,
+                str(count),
+                f"{1e3 * own['ttft_s']:,.0f}",
+                f"{own['ratio_ttft_s']:.2f}x",
+                f"{1e3 * own['second_s']:,.0f}",
+                f"{1e3 * own['itl_s']:,.1f}",
+                f"{own['ratio_itl_s']:.2f}x",
+                f"{own['held']:.1%}",
+                f"{own['ratio_held']:.2f}x",
+            )
+        setup, options = self.setup, self.setup.options
+        console.print(table, markup=False)
+        console.print(
+            f"whole: decoded from all KV; evicted: from {self.kept} tokens a head, {self.freed} blocks of a"
+            " prompt given back; floor: from all KV of prompts about as short. TTFT: of the first of them;"
+            " 2nd: from the first token to the second, between which what is kept is chosen; ms: a token"
+            f" after that; held: of the engine's KV blocks; x: to whole."
+            f" {options.repeats} repeats, {options.max_tokens} tokens an answer,"
+            f" {max(setup.prompt_tokens):,} a prompt. {where(setup.machine)}.",
+            markup=False,
+        )
 
 
 def run_decode(settings: Settings, options: DecodeOptions, progress: Progress) -> DecodeResults:
@@ -172,32 +187,3 @@ def _summary(own: Sequence[Round], whole: Sequence[Round]) -> dict[str, Spread]:
         pairs = zip(mine, base, strict=True)
         found[f"ratio_{name}"] = spread([one / other if other else 0.0 for one, other in pairs])
     return found
-
-
-def print_decode(results: DecodeResults, console: Console) -> None:
-    """Print a row per arm and number of answers."""
-    table = table_with("arm", "at once", "TTFT ms", "x", "2nd ms", "ms", "x", "held", "x")
-    for (arm, count), found in results.rows.items():
-        own = {name: each.median for name, each in found.items()}
-        table.add_row(
-            arm,
-            str(count),
-            f"{1e3 * own['ttft_s']:,.0f}",
-            f"{own['ratio_ttft_s']:.2f}x",
-            f"{1e3 * own['second_s']:,.0f}",
-            f"{1e3 * own['itl_s']:,.1f}",
-            f"{own['ratio_itl_s']:.2f}x",
-            f"{own['held']:.1%}",
-            f"{own['ratio_held']:.2f}x",
-        )
-    setup, options = results.setup, results.setup.options
-    console.print(table, markup=False)
-    console.print(
-        f"whole: decoded from all KV; evicted: from {results.kept} tokens a head, {results.freed} blocks of a"
-        f" prompt given back; floor: from all KV of prompts about as short. TTFT: of the first of them; 2nd:"
-        f" from the first token to the second, between which what is kept is chosen; ms: a token after that;"
-        f" held: of the engine's KV blocks; x: to whole."
-        f" {options.repeats} repeats, {options.max_tokens} tokens an answer,"
-        f" {max(setup.prompt_tokens):,} a prompt. {where(setup.machine)}.",
-        markup=False,
-    )

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from blendrag.engine.client.engine import Engine
+from rich.console import Console
+
 from blendrag.engine.wire.recipe import Recipe
-from blendrag.errors import ConfigError
-from blendrag.lab.arms import recipe_of, reset
-from blendrag.lab.bench.open_loop import Alone, Asked, LoadArm, OpenLoop, Run, Ways, arrival_times
+from blendrag.lab.arms import Asked, recipe_of, reset
+from blendrag.lab.bench.open_loop import Alone, Loaded, OpenLoop, Run, arrival_times, load_tables
 from blendrag.lab.bench.timed import Timed
+from blendrag.lab.options import LoadOptions
 from blendrag.lab.prompts import Prompt, PromptMaker, check_prompts
-from blendrag.lab.results import EngineResults, Setup
+from blendrag.lab.results import Setup, where
 from blendrag.lab.running import blending_engine
 from blendrag.lab.scratch import scratch_store
 from blendrag.lab.texts import text_pieces
@@ -27,33 +28,27 @@ _ALONE = 5  # requests, one after another
 PROMPTS = 40  # different ones, asked again and again
 
 
-@dataclass(frozen=True, slots=True)
-class LoadOptions:
-    """Options of ``bench load``.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadResults(Loaded[LoadOptions]):
+    """Results of ``bench load``."""
 
-    pool: chunks that prompts are made of. seconds: of arrivals, per arm and rate. tries: rates per arm, about
-    what it answers without load.
-    """
-
-    chunks: int = 6
-    chunk_tokens: int = 256
-    pool: int = 48
-    max_tokens: int = 16
-    seconds: float = 24.0
-    tries: int = 5
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.pool < self.chunks:
-            raise ConfigError(f"--pool {self.pool}: fewer than the {self.chunks} chunks of a prompt")
-
-
-@dataclass(frozen=True, slots=True)
-class LoadResults(EngineResults[LoadOptions]):
-    """Results of ``bench load``. bound_ms: of p95 TTFT, twice full prefill's without load."""
-
-    arms: dict[str, LoadArm]
-    bound_ms: float
+    def show(self, console: Console) -> None:
+        """Print what arms did at each rate, and what they sustain."""
+        setup, options = self.setup, self.setup.options
+        plain = sum(run.not_blended for arm in self.arms.values() for run in arm.runs)
+        for table in load_tables(self.arms, self.bound_ms):
+            console.print(table, markup=False)
+        if plain:
+            console.print(f"Of the blended arm {plain:,} requests were prefilled instead.", markup=False)
+        console.print(
+            f"Sustained: the most answers a second while p95 of TTFT is {self.bound_ms:,.0f} ms at most"
+            " (> marks more). TTFT: from when a request was due. alone: TTFT of requests one after another."
+            f" {PROMPTS} prompts of {options.chunks} chunks of {options.chunk_tokens}"
+            f" tokens, out of {options.pool} chunks: {setup.prompt_tokens[0]:,} to"
+            f" {setup.prompt_tokens[-1]:,} tokens, answers of {options.max_tokens}; {options.seconds:g} s a"
+            f" rate; {setup.settings.blending.recompute_ratio:.0%} recomputed. {where(setup.machine)}.",
+            markup=False,
+        )
 
 
 def run_load(settings: Settings, options: LoadOptions, progress: Progress) -> LoadResults:
@@ -70,33 +65,35 @@ def run_load(settings: Settings, options: LoadOptions, progress: Progress) -> Lo
             trials = maker.trials(store.chunks, options.chunks, PROMPTS, options.seed)
             prompts = [trial.prompt for trial in trials]
             check_prompts(prompts, engine.max_model_len, options.max_tokens)
-            load = _Load(engine, recipe_of(settings, store.id), prompts, options, progress)
-            arms, bound_ms = asyncio.run(load.measure(1, options.tries))
+            load = _Load(
+                engine, progress, options.max_tokens, recipe_of(settings, store.id), prompts, options
+            )
+            arms, bound_ms = asyncio.run(load.measure(("full", "prefix", "blended"), 1, options.tries))
             reset(engine)  # waits until it has let go of what was cut off
-        return LoadResults(arms, bound_ms, setup=Setup.of(engine, settings, options, prompts))
+        return LoadResults(arms=arms, bound_ms=bound_ms, setup=Setup.of(engine, settings, options, prompts))
 
 
+@dataclass
 class _Load(OpenLoop[Prompt]):
-    def __init__(
-        self, engine: Engine, recipe: Recipe, prompts: Sequence[Prompt], options: LoadOptions, bar: Progress
-    ) -> None:
-        """Full prefill is a namespace of its own per request: nobody's KV is found there. The engine's prefix
-        caching is left as it is for the two others; it finds blended KV again, too."""
-        self._prompts, self._options, alone = prompts, options, itertools.count()
-        ways: Ways[Prompt] = {
-            "full": lambda prompt: Asked(prompt.token_ids, namespace=f"alone-{next(alone)}"),
-            "prefix": lambda prompt: Asked(prompt.token_ids),
-            "blended": lambda prompt: Asked(prompt.token_ids, replace(recipe, spans=prompt.spans)),
-        }
-        super().__init__(engine, ways, options.max_tokens, bar)
+    recipe: Recipe
+    prompts: Sequence[Prompt]
+    options: LoadOptions
+    alone: Iterator[int] = field(default_factory=itertools.count)
+
+    def asked(self, arm: str, prompt: Prompt) -> Asked:
+        """Return how it is sent: by full prefill, in a namespace of its own, where nobody's KV is found. The
+        engine's prefix caching is left as it is for the two others; it finds blended KV again, too."""
+        namespace = f"alone-{next(self.alone)}" if arm == "full" else ""
+        recipe = replace(self.recipe, spans=prompt.spans) if arm == "blended" else None
+        return Asked(prompt.token_ids, recipe, namespace)
 
     async def one_by_one(self, arm: str, block: int) -> list[Timed]:
-        reset(self._engine)
-        asked = itertools.islice(itertools.cycle(self._prompts), _ALONE + 1)  # the first one warms up
+        reset(self.engine)
+        asked = itertools.islice(itertools.cycle(self.prompts), _ALONE + 1)  # the first one warms up
         return [await self.ask(arm, prompt) for prompt in asked][1:]
 
     async def at_rate(self, arm: str, number: int, alone: Mapping[str, Alone], bound_ms: float) -> Run:
-        seconds, rate = self._options.seconds, _LEAST * _STEP**number * 1e3 / alone[arm].total_ms
-        times = arrival_times(rate, seconds, self._options.seed)
-        reset(self._engine)
-        return await self.send(arm, rate, self._prompts, times, seconds, bound_ms)
+        seconds, rate = self.options.seconds, _LEAST * _STEP**number * 1e3 / alone[arm].total_ms
+        times = arrival_times(rate, seconds, self.options.seed)
+        reset(self.engine)
+        return await self.send(arm, rate, self.prompts, times, seconds, bound_ms)

@@ -7,16 +7,19 @@ stands here.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
 from blendrag.errors import ConfigError
+from blendrag.lab.options import ModelOptions
+from blendrag.lab.results import Results
 from blendrag.options import STEPS
 from blendrag.store.codec import make_codec
 from blendrag.tables import table_with
@@ -26,6 +29,8 @@ DISK = 2.8e9
 """Bytes/s of one reader of an NVMe disk."""
 
 _LENGTHS = (4096, 8192, 32_768)
+_BALANCED = STEPS["balanced"].recompute_ratio
+_PARTS = ("full", "load", "question", "wait", "repair", "last")
 _BYTES = 2  # of a number
 
 
@@ -170,7 +175,6 @@ def estimate(
     ratio: float,
     codec: str = "int8",
     tier: float = float("inf"),
-    counted: Counted = COUNTED,
 ) -> Estimate:
     """Return the estimate for a prompt of documents and a short question. tier: bytes/s at which their KV
     comes into memory, if it is not there; it is copied to pinned memory then."""
@@ -189,7 +193,7 @@ def estimate(
         return max(device, shape.layers * launches * rates.launch_s)
 
     products = max(2 * tokens * shape.weights / rates.large, _BYTES * shape.weights / rates.memory)
-    rows, launches = ratio * cached + FRESH_TOKENS, counted.repair + counted.shift
+    rows, launches = ratio * cached + FRESH_TOKENS, COUNTED.repair + COUNTED.shift
     pairs = ratio * cached * tokens / 2 + FRESH_TOKENS * tokens
     scores = QUESTION_TOKENS * cached * shape.heads * shape.layers / 2
     step = _BYTES * (shape.weights + shape.hidden * shape.vocabulary) / rates.memory
@@ -199,11 +203,11 @@ def estimate(
         question_s=computed(
             QUESTION_TOKENS,
             QUESTION_TOKENS * tokens,
-            counted.written * kv + counted.scored * scores + chunk_layers * row + kv,
-            counted.question,
+            COUNTED.written * kv + COUNTED.scored * scores + chunk_layers * row + kv,
+            COUNTED.question,
         ),
-        wait_s=counted.waits * (rates.wait_s + cached * rates.token_s),
-        repair_s=computed(rows, pairs, counted.shifted * kv, launches),
+        wait_s=COUNTED.waits * (rates.wait_s + cached * rates.token_s),
+        repair_s=computed(rows, pairs, COUNTED.shifted * kv, launches),
         last_s=2 * step,  # the engine's own, and what it has begun before
     )
 
@@ -255,99 +259,70 @@ def measure(device: torch.device, size: int = 4096) -> Rates:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelOptions:
-    """The options of the model. gpu: its name."""
+class ModelResults(Results):
+    """Results of ``bench ttft --gpu``: the rates that a GPU's kernels reach by what is stated of it, and
+    those of the one that is ``here``; by these, tokens and codec, what a prompt takes."""
 
-    gpu: str = "H100"
+    counted: dict[str, float]
+    rates: dict[str, Rates]
+    seconds: dict[str, dict[int, dict[str, Estimate]]]
 
-    def __post_init__(self) -> None:
-        if self.gpu not in GPUS:
-            raise ConfigError(f"--gpu {self.gpu!r}: {', '.join(GPUS)} are known")
+    def show(self, console: Console) -> None:
+        """Print the tables, and where the rates are from."""
+        titles = (
+            f"{EIGHT} on {next(iter(self.rates))}, by what is stated of it: balanced, KV in RAM, ms",
+            f"{EIGHT}, int8 in RAM",
+            "Where balanced begins to be faster, int8 in RAM, or on a disk of 2.8 GB/s",
+        )
+        for title, table in zip(titles, tables(self), strict=True):
+            console.print(title, table, "", sep="\n", markup=False)
+        for gpu in GPUS.values():
+            console.print(f"{gpu.name}: {gpu.source}", markup=False)
 
 
-@dataclass(frozen=True, slots=True)
-class ModelResults:
-    """The stated rates of a GPU that kernels reach, and those of the one that is here."""
-
-    options: ModelOptions
-    here: Rates | None
-
-    @property
-    def rates(self) -> Rates:
-        return GPUS[self.options.gpu].rates
-
-    def to_dict(self) -> dict[str, Any]:
-        rates = {self.options.gpu: self.rates, **({"here": self.here} if self.here else {})}
-        return {
-            "counted": COUNTED._asdict(),
-            "rates": {name: asdict(each) for name, each in rates.items()},
-            "seconds": {
-                name: {
-                    str(tokens): {
-                        codec: asdict(estimate(each, SHAPES[EIGHT], tokens, ratio, codec))
-                        for codec in _CODECS
-                    }
-                    for tokens in _LENGTHS
-                }
-                for name, each in rates.items()
-                for ratio in [STEPS["balanced"].recompute_ratio]
-            },
+def run_model(options: ModelOptions, here: Rates | None = None) -> ModelResults:
+    """Return the model's results, with rates measured where a GPU is. Raises ConfigError."""
+    if options.gpu not in GPUS:
+        raise ConfigError(f"--gpu {options.gpu!r}: {', '.join(GPUS)} are known")
+    if torch.cuda.is_available():
+        here = measure(torch.device("cuda"))
+    rates = {options.gpu: GPUS[options.gpu].rates} | ({"here": here} if here else {})
+    seconds = {
+        name: {
+            tokens: {
+                codec: estimate(each, SHAPES[EIGHT], tokens, _BALANCED, codec) for codec in ("raw", "int8")
+            }
+            for tokens in _LENGTHS
         }
+        for name, each in rates.items()
+    }
+    return ModelResults(COUNTED._asdict(), rates, seconds)
 
 
-_CODECS = ("raw", "int8")
-_PARTS = ("full", "load", "question", "wait", "repair", "last")
-
-
-def run_model(options: ModelOptions) -> ModelResults:
-    """Return the model's results, with rates measured where a GPU is."""
-    here = measure(torch.device("cuda")) if torch.cuda.is_available() else None
-    return ModelResults(options, here)
-
-
-def _from_when(gpu: Gpu, shape: Shape, ratio: float, tier: float) -> str:
+def _from_when(gpu: Gpu, shape: Shape, tier: float) -> str:
     if _BYTES * (shape.weights + 2 * shape.hidden * shape.vocabulary) > 0.9 * gpu.size:
         return "too large"
-    length = break_even(gpu.rates, shape, ratio, tier)
+    length = break_even(gpu.rates, shape, _BALANCED, tier)
     return "never" if length is None else f"{length:,}"
 
 
 def tables(results: ModelResults) -> list[Table]:
     """Return where time goes, other GPUs and ratios, and the lengths from which on blends are faster."""
-    shape, balanced = SHAPES[EIGHT], STEPS["balanced"].recompute_ratio
     parts = table_with("tokens", "codec", *_PARTS, "sum", "times faster")
-    measured = [(" here", results.here)] if results.here else []
-    for here, rates in [("", results.rates), *measured]:
-        for tokens in _LENGTHS:
-            for codec in _CODECS:
-                found = estimate(rates, shape, tokens, balanced, codec)
-                numbers = [*asdict(found).values(), found.blend_s]
-                shown = (f"{1e3 * number:,.1f}" for number in numbers)
-                parts.add_row(f"{tokens:,}{here}", codec, *shown, f"{found.times:.1f}")
+    for name, of_rates in results.seconds.items():
+        for tokens, of_prompt in of_rates.items():
+            for codec, found in of_prompt.items():
+                shown = (f"{1e3 * number:,.1f}" for number in (*asdict(found).values(), found.blend_s))
+                where = f"{tokens:,}{' here' if name == 'here' else ''}"
+                parts.add_row(where, codec, *shown, f"{found.times:.1f}")
     others = table_with("times faster", *(f"{name} {n >> 10}K" for name in STEPS for n in _LENGTHS))
     for gpu in GPUS.values():
-        of_gpu = (
-            estimate(gpu.rates, shape, tokens, step.recompute_ratio).times
-            for step in STEPS.values()
-            for tokens in _LENGTHS
-        )
-        others.add_row(gpu.name, *(f"{times:.1f}" for times in of_gpu))
+        points = itertools.product(STEPS.values(), _LENGTHS)
+        found_at = (estimate(gpu.rates, SHAPES[EIGHT], n, step.recompute_ratio) for step, n in points)
+        others.add_row(gpu.name, *(f"{one.times:.1f}" for one in found_at))
     faster = table_with("tokens", *GPUS)
     for name, each in SHAPES.items():
         for where, tier in (("RAM", float("inf")), ("disk", DISK)):
-            cells = (_from_when(gpu, each, balanced, tier) for gpu in GPUS.values())
+            cells = (_from_when(gpu, each, tier) for gpu in GPUS.values())
             faster.add_row(f"{name}, {where}", *cells)
     return [parts, others, faster]
-
-
-def print_model(results: ModelResults, console: Console) -> None:
-    """Print the tables, and where the rates are from."""
-    titles = (
-        f"{EIGHT} on {results.options.gpu}, by what is stated of it: balanced, KV in RAM, ms",
-        f"{EIGHT}, int8 in RAM",
-        "Where balanced begins to be faster, int8 in RAM, or on a disk of 2.8 GB/s",
-    )
-    for title, table in zip(titles, tables(results), strict=True):
-        console.print(title, table, "", sep="\n", markup=False)
-    for gpu in GPUS.values():
-        console.print(f"{gpu.name}: {gpu.source}", markup=False)

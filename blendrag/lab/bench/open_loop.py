@@ -6,37 +6,33 @@ import asyncio
 import itertools
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
+from rich.table import Table
 
 from blendrag.engine.client.engine import Engine
-from blendrag.engine.wire.prefixes import PrefixPath
-from blendrag.engine.wire.recipe import Recipe
 from blendrag.errors import ConfigError
+from blendrag.lab import canvas
+from blendrag.lab.arms import Asked
 from blendrag.lab.bench.timed import Timed, ask_timed, cancel, exactly
+from blendrag.lab.canvas import ARM_COLOURS, ARM_LABELS, INK
 from blendrag.lab.experiment import in_turn
+from blendrag.lab.results import EngineResults
 from blendrag.lab.statistics import Percentiles, percentiles
 from blendrag.progress import Progress
+from blendrag.tables import table_with
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 P = TypeVar("P")
+Chosen = TypeVar("Chosen", bound="DataclassInstance")
 
 WARM_UP = 1 / 6  # of a run's time, as CacheBlend drops 1,000 of 6,000 requests
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A prompt as an arm sends it."""
-
-    token_ids: Sequence[int]
-    recipe: Recipe | None = None
-    namespace: str = ""
-    path: PrefixPath | None = None
-
-
-Ways = Mapping[str, Callable[[P], Asked]]  # by arm
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,15 +85,20 @@ class LoadArm:
     vs_prefix: float | None
 
 
+@dataclass
 class OpenLoop(ABC, Generic[P]):
     """A measurement of arms: asked one by one, then by requests at given times, at rates that rise.
 
-    ways: how each arm asks. max_tokens: of every answer.
+    max_tokens: of every answer.
     """
 
-    def __init__(self, engine: Engine, ways: Ways[P], max_tokens: int, progress: Progress) -> None:
-        self._engine, self._ways, self._progress = engine, ways, progress
-        self._sampling = exactly(max_tokens)
+    engine: Engine
+    progress: Progress
+    max_tokens: int
+
+    @abstractmethod
+    def asked(self, arm: str, given: P) -> Asked:
+        """Return how an arm sends a prompt."""
 
     @abstractmethod
     async def one_by_one(self, arm: str, block: int) -> list[Timed]:
@@ -108,17 +109,17 @@ class OpenLoop(ABC, Generic[P]):
         """Ask at the rate of this number, from 0."""
 
     async def measure(
-        self, blocks: int, rates: int, *, past: bool = True
+        self, names: Sequence[str], blocks: int, rates: int, *, past: bool = True
     ) -> tuple[dict[str, LoadArm], float]:
         """Return the arms, and the bound: twice full prefill's TTFT without load, or the slowest arm's. past:
         whether an arm that did not keep to it is asked at higher rates."""
-        asked: dict[str, list[Timed]] = {arm: [] for arm in self._ways}
-        for turn in in_turn(self._ways, range(blocks), self._progress, warm_up=0):
+        asked: dict[str, list[Timed]] = {arm: [] for arm in names}
+        for turn in in_turn(dict.fromkeys(names), range(blocks), self.progress, warm_up=0):
             asked[turn.key] += await self.one_by_one(turn.key, turn.trial)
         alone = {arm: Alone.of(own) for arm, own in asked.items()}
         bound_ms = 2 * slowest(alone).ttft_ms
-        runs: dict[str, list[Run]] = {arm: [] for arm in self._ways}
-        for turn in in_turn(self._ways, range(rates), self._progress, warm_up=0):
+        runs: dict[str, list[Run]] = {arm: [] for arm in names}
+        for turn in in_turn(dict.fromkeys(names), range(rates), self.progress, warm_up=0):
             own = runs[turn.key]
             if past or not own or own[-1].ttft_ms.p95 <= bound_ms:
                 own.append(await self.at_rate(turn.key, turn.trial, alone, bound_ms))
@@ -126,9 +127,9 @@ class OpenLoop(ABC, Generic[P]):
 
     async def ask(self, arm: str, given: P, timed: Timed | None = None) -> Timed:
         """Send a prompt now, and wait for the answer."""
-        timed, asked = timed or Timed(time.perf_counter()), self._ways[arm](given)
-        sampling = replace(self._sampling, path=asked.path)
-        await ask_timed(self._engine, asked.token_ids, sampling, timed, asked.recipe, asked.namespace)
+        timed, asked = timed or Timed(time.perf_counter()), self.asked(arm, given)
+        sampling = replace(exactly(self.max_tokens), path=asked.path)
+        await ask_timed(self.engine, asked.token_ids, sampling, timed, asked.recipe, asked.namespace)
         return timed
 
     async def send(
@@ -239,3 +240,64 @@ def compare_arms(
         )
         for arm, own in runs.items()
     }
+
+
+# -- tables and pictures ----------------------------------------------------------------------------------
+
+_ROOM = 2.5  # of the bound: what is above is out of the picture, being a queue that only grows
+_LOOKS = {arm: (colour, ARM_LABELS[arm]) for arm, colour in ARM_COLOURS.items()} | {
+    "tree": ("#57a773", "exact prefixes"),
+    "unmixed": ("#d99a8f", "blended, with whole ones"),
+    "both": ("#c7452f", "blended, with those"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded(EngineResults[Chosen]):
+    """Results of arms under load. bound_ms: of p95 TTFT, twice full prefill's without load."""
+
+    arms: dict[str, LoadArm]
+    bound_ms: float
+
+    def draw(self, path: Path) -> None:
+        """Write the picture: p50 to the left, p95 and its bound to the right."""
+        figure = canvas.new_figure(9, 3.8)
+        panels = figure.subplots(1, 2, sharey=True)
+        bound = self.bound_ms / 1e3
+        for axes, key, title in zip(panels, ("p50", "p95"), ("Median", "95th percentile"), strict=True):
+            for name, arm in self.arms.items():
+                colour, label = _LOOKS[name]
+                rates = [run.rate for run in arm.runs]
+                waits = [getattr(run.ttft_ms, key) / 1e3 for run in arm.runs]
+                axes.plot(rates, waits, color=colour, marker="o", markersize=4, label=label)
+            axes.set_ylim(0, _ROOM * bound)
+            axes.set_xlim(left=0)
+            canvas.finish_axes(axes, title, "requests a second", "time to first token, s")
+        panels[1].axhline(bound, color=INK, linewidth=0.8, linestyle="--")
+        panels[1].set_ylabel("")
+        canvas.add_legend(figure, panels[0])
+        canvas.save(figure, path, self.setup.machine)
+
+
+def load_tables(arms: Mapping[str, LoadArm], bound_ms: float) -> tuple[Table, Table]:
+    """Return a table with a row per arm and rate; then one of what each arm can sustain."""
+    runs = table_with("arm", "rate/s", "done/s", "TTFT p50", "p95 ms")
+    best = table_with("arm", "alone ms", "sustained/s", "/ full", "/ prefix")
+    for name, arm in arms.items():
+        for run in arm.runs:
+            kept = run.ttft_ms.p95 <= bound_ms
+            runs.add_row(
+                name,
+                f"{run.rate:.2f}",
+                f"{run.completed_per_s:.2f}",
+                f"{run.ttft_ms.p50:,.0f}",
+                f"{run.ttft_ms.p95:,.0f}{'' if kept else ' >'}",
+            )
+        rate = f"{arm.per_s:.2f}" if arm.per_s else "none"
+        best.add_row(
+            name,
+            f"{arm.alone.ttft_ms:,.0f}",
+            rate if arm.past else f"{rate} at least",
+            *(f"{ratio:.2f}x" if ratio else "-" for ratio in (arm.vs_full, arm.vs_prefix)),
+        )
+    return runs, best

@@ -10,7 +10,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import accumulate, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,6 +23,8 @@ from rich.console import Console
 from blendrag.errors import ConfigError
 from blendrag.index.split import Splitter
 from blendrag.lab.bench.shapes import SHAPES, Shape
+from blendrag.lab.options import RecognitionOptions
+from blendrag.lab.results import Results
 from blendrag.lab.texts import installed_texts
 from blendrag.machine import Machine
 from blendrag.progress import Progress
@@ -41,25 +43,6 @@ _CHARACTERS = 2000  # of a chunk, which are some 500 tokens
 _REPEATS = 7
 
 _ROOM = 1 << 40  # bytes of KV: more than a replay fills
-
-
-@dataclass(frozen=True, slots=True)
-class RecognitionOptions:
-    """Options of ``bench recognition``. prompts: of each shape. documents: that there are, of at most
-    ``chunk_tokens`` tokens; ``top_k`` of them in a prompt, drawn with popularity rank**-zipf. chunks: known
-    while one prompt is searched; 0: none is."""
-
-    prompts: int = 500
-    documents: int = 200
-    chunk_tokens: int = 256
-    top_k: int = 5
-    zipf: float = 1.0
-    chunks: int = 100_000
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.top_k > self.documents:
-            raise ConfigError(f"--top-k {self.top_k}: there are {self.documents} documents")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +72,32 @@ class Searched:
 
 
 @dataclass(frozen=True, slots=True)
-class RecognitionResults:
+class RecognitionResults(Results):
     options: RecognitionOptions
     machine: Machine
     shapes: dict[str, Replayed]
     searched: Searched | None
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+    def show(self, console: Console) -> None:
+        """Print what was recognised, shape by shape, and what a search takes."""
+        table = table_with(
+            "prompts of", "known, 2nd time", "later", "of all", "plan, ms", "read, ms", "KV, MiB"
+        )
+        for name, one in self.shapes.items():
+            shares = (f"{share:.0%}" for share in (one.second, one.later, one.share))
+            table.add_row(name, *shares, f"{one.plan_ms:.1f}", f"{one.note_ms:.1f}", f"{one.kv / 2**20:,.0f}")
+        console.print(table, markup=False)
+        options = self.options
+        console.print(
+            f"{options.prompts:,} prompts of each, {options.top_k} of {options.documents:,} documents of up"
+            f" to {options.chunk_tokens} tokens in each, drawn by rank**-{options.zipf:g}.",
+            markup=False,
+        )
+        if searched := self.searched:
+            found = table_with("known chunks", "a prompt of them, ms", "of none", "of JSON in JSON")
+            times = (f"{ms:.1f}" for ms in (searched.plain_ms, searched.none_ms, searched.escaped_ms))
+            found.add_row(f"{searched.chunks:,}", *times)
+            console.print(found, markup=False)
 
 
 def run_recognition(
@@ -240,23 +241,3 @@ def search(tokenizer: Any, chunks: int, seed: int = 0) -> Searched:
         return min(times)
 
     return Searched(chunks, *map(least, (placed, none, twice)))
-
-
-def print_recognition(results: RecognitionResults, console: Console) -> None:
-    """Print what was recognised, shape by shape, and what a search takes."""
-    table = table_with("prompts of", "known, 2nd time", "later", "of all", "plan, ms", "read, ms", "KV, MiB")
-    for name, one in results.shapes.items():
-        shares = (f"{share:.0%}" for share in (one.second, one.later, one.share))
-        table.add_row(name, *shares, f"{one.plan_ms:.1f}", f"{one.note_ms:.1f}", f"{one.kv / 2**20:,.0f}")
-    console.print(table, markup=False)
-    options = results.options
-    console.print(
-        f"{options.prompts:,} prompts of each, {options.top_k} of {options.documents:,} documents of up to "
-        f"{options.chunk_tokens} tokens in each, drawn by rank**-{options.zipf:g}.",
-        markup=False,
-    )
-    if searched := results.searched:
-        found = table_with("known chunks", "a prompt of them, ms", "of none", "of JSON in JSON")
-        times = (f"{ms:.1f}" for ms in (searched.plain_ms, searched.none_ms, searched.escaped_ms))
-        found.add_row(f"{searched.chunks:,}", *times)
-        console.print(found, markup=False)

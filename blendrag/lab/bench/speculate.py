@@ -18,6 +18,7 @@ from blendrag.engine.client.engine import Engine
 from blendrag.lab.arms import reset
 from blendrag.lab.bootstrap import Interval, difference
 from blendrag.lab.experiment import in_turn
+from blendrag.lab.options import SpeculateOptions
 from blendrag.lab.prompts import QUESTIONS, PromptMaker
 from blendrag.lab.results import EngineResults, Setup, where
 from blendrag.lab.running import blending_engine
@@ -39,16 +40,6 @@ _ANSWER_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class SpeculateOptions:
-    """Options of ``bench ttft --speculate``. repeats: questions per arm and wait."""
-
-    chunks: int = 6
-    chunk_tokens: int = 512
-    repeats: int = 16
-    seed: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class Waited:
     """A wait for the final documents, in seconds. ttft_s: median, where nothing is begun before they are
     there. saved_s: by the share of provisional lists that are the final ones, mean over questions."""
@@ -61,6 +52,28 @@ class Waited:
 @dataclass(frozen=True, slots=True)
 class SpeculateResults(EngineResults[SpeculateOptions]):
     waits: tuple[Waited, ...]
+
+    def show(self, console: Console) -> None:
+        """Print a row per wait and share."""
+        table = table_with("waits", "TTFT", "come true", "saved", "of TTFT", "95 %")
+        for waited in self.waits:
+            for accepted, saved in waited.saved_s.items():
+                mean, low, high = (seconds / waited.ttft_s for seconds in (saved.mean, saved.low, saved.high))
+                table.add_row(
+                    f"{1e3 * waited.wait_s:,.0f} ms",
+                    f"{1e3 * waited.ttft_s:,.0f} ms",
+                    f"{accepted:.0%}",
+                    f"{1e3 * saved.mean:,.0f} ms",
+                    f"{mean:.0%}",
+                    f"{low:.0%} to {high:.0%}",
+                )
+        console.print(table)
+        options, machine = self.setup.options, self.setup.machine
+        console.print(
+            f"{options.chunks} x {options.chunk_tokens} tokens, {options.repeats} questions each; a"
+            f" provisional list that does not come true has another order. {where(machine)}.",
+            markup=False,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,26 +163,3 @@ def _seconds(
     with closing(chat.stream(request(trial.final))) as pieces:
         next(pieces)
         return time.perf_counter() - begin
-
-
-def print_speculate(results: SpeculateResults, console: Console) -> None:
-    """Print a row per wait and share."""
-    table = table_with("waits", "TTFT", "come true", "saved", "of TTFT", "95 %")
-    for waited in results.waits:
-        for accepted, saved in waited.saved_s.items():
-            mean, low, high = (seconds / waited.ttft_s for seconds in (saved.mean, saved.low, saved.high))
-            table.add_row(
-                f"{1e3 * waited.wait_s:,.0f} ms",
-                f"{1e3 * waited.ttft_s:,.0f} ms",
-                f"{accepted:.0%}",
-                f"{1e3 * saved.mean:,.0f} ms",
-                f"{mean:.0%}",
-                f"{low:.0%} to {high:.0%}",
-            )
-    console.print(table)
-    options, machine = results.setup.options, results.setup.machine
-    console.print(
-        f"{options.chunks} x {options.chunk_tokens} tokens, {options.repeats} questions each; a provisional"
-        f" list that does not come true has another order. {where(machine)}.",
-        markup=False,
-    )

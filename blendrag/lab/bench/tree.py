@@ -6,28 +6,30 @@ import asyncio
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
+
+from rich.console import Console
 
 from blendrag.engine.client.engine import Engine
 from blendrag.engine.wire.recipe import Recipe
 from blendrag.errors import ConfigError
 from blendrag.eviction import make_policy
-from blendrag.lab.arms import recipe_of, reset
+from blendrag.lab.arms import Asked, recipe_of, reset
 from blendrag.lab.bench.open_loop import (
     Alone,
-    Asked,
     LoadArm,
+    Loaded,
     OpenLoop,
     Run,
-    Ways,
     arrival_times,
+    load_tables,
     slowest,
 )
 from blendrag.lab.bench.timed import Timed
 from blendrag.lab.bootstrap import Interval, ratio
 from blendrag.lab.eviction.replay import replay
 from blendrag.lab.eviction.trace import Request, RequestTrace
+from blendrag.lab.options import TreeOptions
 from blendrag.lab.prompts import Prompt, PromptMaker, check_prompts
 from blendrag.lab.questions import (
     RetrievedQuestion,
@@ -37,7 +39,7 @@ from blendrag.lab.questions import (
     read_questions,
     retrieved,
 )
-from blendrag.lab.results import EngineResults, Setup
+from blendrag.lab.results import Setup, where
 from blendrag.lab.running import blending_engine
 from blendrag.lab.scratch import ScratchStore, ram_of, scratch_store, scratch_tree
 from blendrag.progress import Progress
@@ -46,6 +48,7 @@ from blendrag.prompt.plan import Segment
 from blendrag.serving.prefixes import Prefixes
 from blendrag.settings import PREFIX_CACHING, Settings
 from blendrag.store.stack import TierSpec
+from blendrag.tables import table_with
 from blendrag.tree import Nodes, path_of
 
 BLOCK = 128  # tokens: what vLLM has on a CPU
@@ -53,42 +56,9 @@ BLOCK = 128  # tokens: what vLLM has on a CPU
 _LEAST, _STEP = 0.6, 1.6
 _BLOCKS = 2  # blocks of questions one after another: each arm has one turn in each
 
-ARMS = ("full", "prefix", "tree", "blended", "unmixed", "both")
-"""Names of the arms. unmixed: as ``both``, but what is not all in the tree is blended from its beginning."""
 AGAINST = {"tree": "prefix", "unmixed": "blended", "both": "blended"}
 MakePrompt = Callable[[RetrievedQuestion], Prompt]
 _OWN_TREE = ("tree", "unmixed", "both")
-
-
-@dataclass(frozen=True, slots=True)
-class TreeOptions:
-    """Options of ``bench tree``.
-
-    data: questions in SQuAD's format, of which the first ``articles`` articles are taken. arrivals: times of
-    Azure's trace; None: Poisson. chunk_tokens: of a document, at most. zipf: popularity; None: each question
-    once. earlier: questions before those that are measured. pool, tree: tokens that vLLM's prefix cache, and
-    a tree, have room for. alone: questions one after another; requests: at each rate, about.
-    """
-
-    data: Path
-    arrivals: Path | None = None
-    articles: int = 3
-    chunk_tokens: int = 128
-    top_k: int = 5
-    zipf: float | None = 1.0
-    earlier: int = 2000
-    pool: int = 2048
-    tree: int = 16384
-    max_tokens: int = 8
-    alone: int = 12
-    requests: int = 20
-    tries: int = 3
-    arms: tuple[str, ...] = ARMS
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if unknown := [arm for arm in self.arms if arm not in ARMS]:
-            raise ConfigError(f"--arms: no arm {unknown[0]!r}, but {', '.join(ARMS)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,15 +71,41 @@ class Compared:
     ttft: Interval
 
 
-@dataclass(frozen=True, slots=True)
-class TreeResults(EngineResults[TreeOptions]):
-    """Results of ``bench tree``. arms: as in :class:`LoadResults`, at the same rates until one is past its
-    bound. documents: how many, and their tokens. bound_ms: of p95 TTFT, twice full prefill's without load."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeResults(Loaded[TreeOptions]):
+    """Results of ``bench tree``. documents: how many, and their tokens."""
 
-    arms: dict[str, LoadArm]
     compared: list[Compared]
     documents: tuple[int, int]
-    bound_ms: float
+
+    def show(self, console: Console) -> None:
+        """Print what arms took for a first token, did at each rate and sustain, and how they compare."""
+        setup, options = self.setup, self.setup.options
+        prompt = sum(setup.prompt_tokens) / len(setup.prompt_tokens)
+        found = table_with("arm", "rate/s", "requests", "not computed", "of it exact")
+        for name, arm in self.arms.items():
+            for run in arm.runs:
+                exact = "" if name == "full" else f"{run.exact_tokens / prompt:.0%}"
+                reused = f"{run.reused_tokens / prompt:.0%}"
+                found.add_row(name, f"{run.rate:.2f}", f"{run.requests}", reused, exact)
+        compared = table_with("mean TTFT", "rate/s", "ratio", "95 %")
+        for one in self.compared:
+            rate = "alone" if one.rate is None else f"{one.rate:.2f}"
+            range_ = f"{one.ttft.low:.2f}-{one.ttft.high:.2f}"
+            compared.add_row(f"{one.arm} / {one.against}", rate, f"{one.ttft.mean:.2f}x", range_)
+        for table in (*load_tables(self.arms, self.bound_ms), found, compared):
+            console.print(table, markup=False)
+        count, tokens = self.documents
+        drawn = "each once" if options.zipf is None else f"drawn with popularity rank**-{options.zipf:g}"
+        console.print(
+            f"Sustained: the most answers a second while p95 of TTFT is {self.bound_ms:,.0f} ms at most"
+            " (> marks more; such an arm is asked at no higher rate). TTFT: from when a request was due."
+            f" alone: {options.alone} requests one after another. Questions of {options.data.name}, {drawn},"
+            f" with {options.top_k} of {count} documents ({tokens:,} tokens): {setup.prompt_tokens[0]:,} to"
+            f" {setup.prompt_tokens[-1]:,} tokens, answers of {options.max_tokens}. vLLM's prefix cache has"
+            f" room for {options.pool:,} tokens, a tree for {options.tree:,}. {where(setup.machine)}.",
+            markup=False,
+        )
 
 
 def run_tree(settings: Settings, options: TreeOptions, progress: Progress) -> TreeResults:
@@ -158,13 +154,15 @@ def run_tree(settings: Settings, options: TreeOptions, progress: Progress) -> Tr
         recipe = recipe_of(settings, store.id)
         first = len(stream) - count
         _leave(stream[:first], make, trees, options.tree, ram_of(settings).policy, recipe)
-        load = _TreeLoad(engine, make, trees, recipe, stream, first, recorded, options, progress)
-        arms, bound_ms = asyncio.run(load.measure(_BLOCKS, options.tries, past=False))
+        load = _TreeLoad(
+            engine, progress, options.max_tokens, make, trees, recipe, stream, first, recorded, options
+        )
+        arms, bound_ms = asyncio.run(load.measure(options.arms, _BLOCKS, options.tries, past=False))
         return TreeResults(
-            arms,
-            list(_compare(arms)),
-            (len(chunks), sum(len(chunk.token_ids) for chunk in chunks)),
-            bound_ms,
+            arms=arms,
+            bound_ms=bound_ms,
+            compared=list(_compare(arms)),
+            documents=(len(chunks), sum(len(chunk.token_ids) for chunk in chunks)),
             setup=Setup.of(engine, settings, options, map(make, stream[first:])),
         )
 
@@ -255,76 +253,62 @@ def _leave(
 # -- the runs ---------------------------------------------------------------------------------------------
 
 
+@dataclass
 class _TreeLoad(OpenLoop[RetrievedQuestion]):
-    def __init__(
-        self,
-        engine: Engine,
-        make: MakePrompt,
-        trees: Mapping[str, Prefixes],
-        recipe: Recipe,
-        stream: Sequence[RetrievedQuestion],
-        first: int,
-        recorded: Sequence[float] | None,
-        options: TreeOptions,
-        progress: Progress,
-    ) -> None:
-        """Begin with the question of number ``first``: those before were earlier."""
-        self._make, self._trees, self._recipe = make, trees, recipe
-        self._stream, self._first, self._recorded, self._options = stream, first, recorded, options
-        alone = itertools.count()
-        every: Ways[RetrievedQuestion] = {
-            "full": lambda q: Asked(make(q).token_ids, namespace=f"alone-{next(alone)}"),
-            "prefix": lambda q: Asked(make(q).token_ids),
-            "tree": lambda q: self._exact("tree", q, blends=False),
-            "blended": lambda q: self._blended(make(q)),
-            "unmixed": lambda q: self._exact("unmixed", q, blends=True, mixes=False),
-            "both": lambda q: self._exact("both", q, blends=True),
-        }
-        super().__init__(engine, {arm: every[arm] for arm in options.arms}, options.max_tokens, progress)
+    """The loop over questions. first: number of the first one: those before were earlier."""
+
+    make: MakePrompt
+    trees: Mapping[str, Prefixes]
+    recipe: Recipe
+    stream: Sequence[RetrievedQuestion]
+    first: int
+    recorded: Sequence[float] | None
+    options: TreeOptions
+    full: Iterator[int] = field(default_factory=itertools.count)
+
+    def asked(self, arm: str, question: RetrievedQuestion) -> Asked:
+        """Return how a prompt is asked; with exact prefixes, as serving decides."""
+        prompt = self.make(question)
+        recipe = replace(self.recipe, spans=prompt.spans) if arm in ("blended", "unmixed", "both") else None
+        if arm not in self.trees:
+            return Asked(prompt.token_ids, recipe, f"alone-{next(self.full)}" if arm == "full" else "")
+        prefixes = self.trees[arm]
+        path, recipe = prefixes.path(plan_of(prompt), recipe)
+        if recipe is not None and arm == "unmixed":
+            recipe = replace(recipe, tree="", head=())
+        return Asked(prompt.token_ids, recipe, prefixes.tree.identity.namespace, path)
 
     async def one_by_one(self, arm: str, block: int) -> list[Timed]:
         """Ask questions one by one, with time to grow in between."""
-        count = self._options.alone // _BLOCKS
-        first = self._first + block * count
+        count = self.options.alone // _BLOCKS
+        first = self.first + block * count
         await self._prepare(arm, first)
         found = []
-        for question in self._stream[first : first + count]:
+        for question in self.stream[first : first + count]:
             found.append(await self.ask(arm, question))
-            if arm in self._trees:
-                await asyncio.to_thread(self._trees[arm].growth.wait)
+            if arm in self.trees:
+                await asyncio.to_thread(self.trees[arm].growth.wait)
         return found
 
     async def at_rate(self, arm: str, number: int, alone: Mapping[str, Alone], bound_ms: float) -> Run:
-        options = self._options
+        options = self.options
         rate = _LEAST * _STEP**number * 1e3 / slowest(alone).total_ms
         seconds = options.requests / rate
-        times = arrival_times(rate, seconds, options.seed, self._recorded)
-        first = self._first + options.alone + number * 2 * options.requests
+        times = arrival_times(rate, seconds, options.seed, self.recorded)
+        first = self.first + options.alone + number * 2 * options.requests
         await self._prepare(arm, first)
-        run = await self.send(arm, rate, self._stream[first:], times, seconds, bound_ms)
-        if arm in self._trees:  # or it would grow beside another arm
-            await asyncio.to_thread(self._trees[arm].growth.finish)
+        run = await self.send(arm, rate, self.stream[first:], times, seconds, bound_ms)
+        if arm in self.trees:  # or it would grow beside another arm
+            await asyncio.to_thread(self.trees[arm].growth.finish)
         return run
 
     async def _prepare(self, arm: str, first: int) -> None:
         """Leave vLLM's prefix cache as earlier questions would have left it, where an arm goes by it."""
-        reset(self._engine)
-        room = self._options.pool // self._options.chunk_tokens  # documents
-        before = -(-room // self._options.top_k) if arm == "prefix" else 1
-        for question in self._stream[max(0, first - before) : first]:
+        reset(self.engine)
+        room = self.options.pool // self.options.chunk_tokens  # documents
+        before = -(-room // self.options.top_k) if arm == "prefix" else 1
+        for question in self.stream[max(0, first - before) : first]:
             await self.ask(arm, question)
-
-    def _blended(self, prompt: Prompt) -> Asked:
-        return Asked(prompt.token_ids, replace(self._recipe, spans=prompt.spans))
-
-    def _exact(self, arm: str, question: RetrievedQuestion, *, blends: bool, mixes: bool = True) -> Asked:
-        """Return how a prompt is asked with exact prefixes, as serving decides."""
-        prompt, prefixes = self._make(question), self._trees[arm]
-        recipe = replace(self._recipe, spans=prompt.spans) if blends else None
-        path, recipe = prefixes.path(plan_of(prompt), recipe)
-        if recipe is not None and not mixes:
-            recipe = replace(recipe, tree="", head=())
-        return Asked(prompt.token_ids, recipe, prefixes.tree.identity.namespace, path)
 
 
 def _compare(arms: Mapping[str, LoadArm]) -> Iterator[Compared]:

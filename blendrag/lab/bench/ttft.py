@@ -3,19 +3,33 @@ values of one parameter (CacheBlend figures 12, 15, 16 and 17)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from rich.console import Console
+from rich.table import Table
 
-from blendrag.lab.arms import Arm, BlendedPrefill, ExactPrefix, FullPrefill, PrefixCaching, recipe_of
+from blendrag.lab import canvas
+from blendrag.lab.arms import (
+    PARTS,
+    Arm,
+    blended_prefill,
+    exact_prefix,
+    full_prefill,
+    prefix_caching,
+    recipe_of,
+)
 from blendrag.lab.bench.axes import AXES, Axis, Point, Value, tiers_of
+from blendrag.lab.canvas import ARM_COLOURS, ARM_LABELS, INK
 from blendrag.lab.experiment import measure
+from blendrag.lab.options import TtftOptions
 from blendrag.lab.prompts import Prompt, PromptMaker, Trial, check_prompts
-from blendrag.lab.results import Setup
+from blendrag.lab.results import Results, Setup, where
 from blendrag.lab.running import blending_engine
 from blendrag.lab.scratch import ScratchStore, ScratchTree, scratch_store, scratch_tree
 from blendrag.lab.statistics import Summary, summarise
@@ -25,26 +39,13 @@ from blendrag.select import make_selector
 from blendrag.settings import Settings
 from blendrag.store.codec import Codec
 from blendrag.store.record import Layout
+from blendrag.tables import table_with
 
 ArmKey = tuple[Any, ...]  # an arm's name, and what its prompts and its store depend on
 ARMS = ("full", "prefix", "reuse", "blended")
 _POOL = 4  # chunks in a store, per chunk of the largest prompt
 EXACT = "raw"
 _READ_BACK = 6  # chunks whose KV every codec is measured on
-
-
-@dataclass(frozen=True, slots=True)
-class TtftOptions:
-    """Options of ``bench ttft``: the axis of this name at ``values``. chunks, chunk_tokens: of every prompt,
-    unless they are what is varied. exact: exact prefixes, too."""
-
-    axis: str
-    values: tuple[Value, ...]
-    chunks: int = 6
-    chunk_tokens: int = 512
-    repeats: int = 5
-    seed: int = 0
-    exact: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ def _errors(codec: Codec, kv: torch.Tensor) -> list[float]:
 
 
 @dataclass(frozen=True, slots=True)
-class TtftResults:
+class TtftResults(Results):
     """Results of ``bench ttft``. arms: every arm once, ``full`` first. points: per value of the axis the arms
     full, prefix, reuse and blended, and exact ones. codecs: by value of that axis."""
 
@@ -89,6 +90,12 @@ class TtftResults:
     points: dict[Value, dict[str, Summary]]
     codecs: dict[str, CodecCost]
     setup: Setup[TtftOptions]
+
+    def show(self, console: Console) -> None:
+        (_print_ttft if self.setup.options.exact else _print_sweep)(self, console)
+
+    def draw(self, path: Path) -> None:
+        (_draw_ttft if self.setup.options.exact else _draw_sweep)(self, path)
 
     @property
     def axis(self) -> Axis:
@@ -182,18 +189,18 @@ def _arms(
         recipe = recipe_of(settings, store.id, point.ratio)
         if point.quality:
             recipe = replace(recipe, options=replace(recipe.options, **point.step._asdict()))
-        own: dict[str, Arm] = {"full": FullPrefill(trials), "prefix": PrefixCaching(trials)}
+        own: dict[str, Arm] = {"full": full_prefill(trials), "prefix": prefix_caching(trials)}
         if tree is not None:
-            own["exact"] = ExactPrefix(trials, tree)
-            own["exact cold"] = ExactPrefix(trials, tree, cold=True)
+            own["exact"] = exact_prefix(trials, tree)
+            own["exact cold"] = exact_prefix(trials, tree, cold=True)
         stored = {
-            "reuse": BlendedPrefill(trials, recipe_of(settings, store.id, 0.0), cold),
-            "blended": BlendedPrefill(trials, recipe, cold, point.quality),
+            "reuse": blended_prefill(trials, recipe_of(settings, store.id, 0.0), cold),
+            "blended": blended_prefill(trials, recipe, cold, point.quality),
         }
         cases[value] = {kind: (arm.name, *point.prompts) for kind, arm in own.items()}
         if not blended:
             stored = {}
-            own["prefix"] = PrefixCaching([_in_order(trial) for trial in trials])
+            own["prefix"] = prefix_caching([_in_order(trial) for trial in trials])
         cases[value] |= {kind: (arm.name, *point.prompts, *point.store) for kind, arm in stored.items()}
         for kind, arm in (own | stored).items():
             arms.setdefault(cases[value][kind], arm)
@@ -210,3 +217,164 @@ def _trials(maker: PromptMaker, store: ScratchStore, point: Point, options: Ttft
     """Return the trials, the same whichever store they are from; the first one is the warm-up."""
     own = [chunk for chunk in store.chunks if len(chunk.token_ids) == point.chunk_tokens]
     return maker.trials(own, point.chunks, options.repeats + 1, f"{options.seed} {point.prompts}")
+
+
+# -- tables and pictures ----------------------------------------------------------------------------------
+
+_PART_COLOURS = {"load": "#e9a23b", "select": "#8e6cc0", "recompute": "#2f81c7", "engine": "#9ecae1"}
+_PLAIN = "#a8b0b8"
+
+
+def _print_ttft(results: TtftResults, console: Console) -> None:
+    """Print a row per arm: how fast, and how close to full prefill; then where the time went."""
+    speed = table_with("arm", "TTFT ms", "p10-p90", "speed-up", "p10-p90", "KL", "top-1")
+    for name, arm in results.arms.items():
+        speed.add_row(
+            name,
+            *arm.ttft_ms.shown(",.0f"),
+            *_times(arm, "full"),
+            f"{arm.kl_first_token:.4f}",
+            f"{arm.top1_agreement:.0%}",
+        )
+    legend = (
+        "TTFT: time to first token, median. prefix: vLLM's prefix caching, the same chunks seen before in"
+        " another order (of a hybrid model, in this order). exact: the prompt's own KV from a tree, in RAM or"
+        " (cold) on disk. speed-up: full / arm, repeat by repeat. KL, top-1: the first token against full's."
+        " Below: chunk tokens computed again; load to engine: where the TTFT went, ms.\n"
+    )
+    for part in (speed, legend, _split("arm", results.arms.items()), _facts(results)):
+        console.print(part, markup=False)
+
+
+def _print_sweep(results: TtftResults, console: Console) -> None:
+    """Print a row per value: TTFT of the arms, what blending saves, where its time goes, codecs."""
+    axis = results.axis.name
+    ttft = table_with(axis, "full ms", "prefix ms", "reuse ms", "blended ms", "p10-p90")
+    gain = table_with(axis, "full / blended", "p10-p90", "prefix / blended", "p10-p90", "KL")
+    for value, arms in results.points.items():
+        blended = arms["blended"]
+        medians = (f"{arms[name].ttft_ms.median:,.0f}" for name in ARMS)
+        ttft.add_row(str(value), *medians, blended.ttft_ms.shown()[1])
+        gains = (*_times(blended, "full"), *_times(blended, "prefix"))
+        gain.add_row(str(value), *gains, f"{blended.kl_first_token:.4f}")
+    split = _split(axis, ((str(value), arms["blended"]) for value, arms in results.points.items()))
+    for table in (ttft, gain, split, *([_codecs(results)] if results.codecs else [])):
+        console.print(table)
+    console.print(_facts(results), markup=False)
+
+
+def _times(arm: Summary, rival: str) -> tuple[str, str]:
+    median, spread = arm.speedup[rival].shown(".2f")
+    return f"{median}x", spread
+
+
+def _split(first: str, arms: Iterable[tuple[str, Summary]]) -> Table:
+    table = table_with(first, "recomputed", *PARTS, "engine")
+    for name, arm in arms:
+        parts = (f"{arm.split_ms[part]:,.0f}" if arm.blended else "" for part in PARTS)
+        table.add_row(name, f"{arm.tokens_recomputed:,}", *parts, f"{arm.split_ms['engine']:,.0f}")
+    return table
+
+
+def _codecs(results: TtftResults) -> Table:
+    table = table_with("codec", "B/token", "smaller", "K error", "V error")
+    most = max(cost.bytes_per_token for cost in results.codecs.values())
+    for name, cost in results.codecs.items():
+        smaller = f"{most / cost.bytes_per_token:.2f}x"
+        errors = f"{cost.k_error:.2%}", f"{cost.v_error:.2%}"
+        table.add_row(name, f"{cost.bytes_per_token:,.0f}", smaller, *errors)
+    return table
+
+
+def _facts(results: TtftResults) -> str:
+    setup, options, axis = results.setup, results.setup.options, results.axis.name
+    settings = setup.settings
+    fixed = {
+        "chunks": f"{options.chunks} chunks",
+        "chunk_tokens": f"{options.chunk_tokens} tokens a chunk",
+        "codec": f"codec {settings.new_codec}",
+    }
+    if axis != "quality":
+        fixed |= {
+            "ratio": f"{settings.blending.recompute_ratio:.0%} recomputed",
+            "selector": f"selector {settings.blending.selector}",
+        }
+    same = ", ".join(text for name, text in fixed.items() if name != axis)
+    accelerator = "" if setup.machine.device == "cpu" else f", {setup.machine.device}"
+    return (
+        f"TTFT: time to first token, medians of {options.repeats} repeats; {same},"
+        f" prompts of {setup.prompt_tokens[0]:,} to {setup.prompt_tokens[-1]:,} tokens. KL: the first token"
+        f" against full's. {where(setup.machine)}{accelerator}."
+    )
+
+
+def _draw_ttft(results: TtftResults, path: Path) -> None:
+    """Write the picture: a bar per arm, those of blends split into where the time goes."""
+    from matplotlib.patches import Patch
+
+    arms, options = results.arms, results.setup.options
+    figure = canvas.new_figure(8, 1.9 + 0.48 * len(arms))
+    axes = figure.add_subplot()
+    for row, arm in enumerate(arms.values()):
+        _bar(axes, row, arm)
+    axes.set_yticks(range(len(arms)), [_label(name) for name in arms])
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.16 * max(arm.ttft_ms.p90 for arm in arms.values()))
+    title = f"{options.chunks} chunks of {options.chunk_tokens} tokens"
+    canvas.finish_axes(axes, title, "time to first token, ms (median; whiskers: p10 to p90)", "")
+    figure.legend(
+        handles=[
+            Patch(color=_PLAIN, label="plain prefill"),
+            *(Patch(color=colour, label=part) for part, colour in _PART_COLOURS.items()),
+        ],
+        loc="outside upper center", ncols=5, labelcolor=INK, frameon=False, fontsize=9,
+    )  # fmt: skip
+    canvas.save(figure, path, results.setup.machine)
+
+
+def _bar(axes: Any, row: int, arm: Summary) -> None:
+    ttft, left = arm.ttft_ms, 0.0
+    parts = _PART_COLOURS.items() if arm.blended else [("engine", _PLAIN)]
+    for part, colour in parts:
+        axes.barh(row, arm.split_ms[part], left=left, height=0.62, color=colour)
+        left += arm.split_ms[part]
+    whiskers = [[ttft.median - ttft.p10], [ttft.p90 - ttft.median]]
+    axes.errorbar(ttft.median, row, xerr=whiskers, color=INK, capsize=3, linewidth=1)
+    axes.annotate(
+        f"{arm.speedup['full'].median:.1f}×", (max(ttft.p90, ttft.median), row), (6, 0),
+        textcoords="offset points", va="center", color=INK, fontsize=10, fontweight="bold",
+    )  # fmt: skip
+
+
+def _label(name: str) -> str:
+    kind, _, ratio = name.partition("@")
+    return f"blended, {100 * float(ratio):g} %" if ratio else ARM_LABELS.get(kind, kind)
+
+
+def _draw_sweep(results: TtftResults, path: Path) -> None:
+    """Write the picture: TTFT to the left, full prefill / arm to the right; a line and a band per arm."""
+    values, points = list(results.points), results.points.values()
+    numbers = [value for value in values if not isinstance(value, str)]
+    at: Sequence[float] = numbers or range(len(values))
+    figure = canvas.new_figure(9, 3.8)
+    panels = figure.subplots(1, 2)
+    for name, colour in ARM_COLOURS.items():
+        for axes, spreads, scale in (
+            (panels[0], [arms[name].ttft_ms for arms in points], 1e-3),
+            (panels[1], [arms[name].speedup["full"] for arms in points], 1.0),
+        ):
+            if name == "full" and axes is panels[1]:
+                continue
+            low, middle, high = (
+                [scale * getattr(each, key) for each in spreads] for key in ("p10", "median", "p90")
+            )
+            axes.plot(at, middle, color=colour, marker="o", markersize=4, label=ARM_LABELS[name])
+            axes.fill_between(at, low, high, color=colour, alpha=0.2, linewidth=0)
+    for axes in panels:
+        axes.set_ylim(bottom=0)
+        if not numbers:
+            axes.set_xticks(at, values)
+    canvas.finish_axes(panels[0], "Time to first token", results.axis.label, "s (median, p10 to p90)")
+    canvas.finish_axes(panels[1], "Full prefill / arm", results.axis.label, "times")
+    canvas.add_legend(figure, panels[0])
+    canvas.save(figure, path, results.setup.machine)

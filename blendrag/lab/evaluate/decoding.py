@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rich.table import Table
 
-from blendrag.lab import canvas
 from blendrag.lab.bootstrap import Interval, difference, mean
 from blendrag.lab.evaluate.arms import ArmSpec
 from blendrag.lab.evaluate.samples import AnswerSample
@@ -115,18 +113,3 @@ def shown_range(interval: Interval | None, form: str) -> str:
     if interval is None or interval.low == interval.high:
         return ""
     return f"{format(interval.low, form)} to {format(interval.high, form)}"
-
-
-def draw_decoding(axes: Any, arms: Mapping[str, DecodedSummary]) -> None:
-    """Draw KL by budget, a line per allocator or scorer."""
-    for by in dict.fromkeys(arm.by for arm in arms.values()):
-        line = sorted((arm for arm in arms.values() if arm.by == by), key=lambda arm: arm.budget)
-        means = [arm.kl.mean for arm in line]
-        whiskers = [[arm.kl.mean - arm.kl.low for arm in line], [arm.kl.high - arm.kl.mean for arm in line]]
-        budgets = [arm.budget for arm in line]
-        axes.errorbar(budgets, means, whiskers, marker="o", markersize=4, capsize=3, label=by)
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.xaxis.set_major_formatter("{x:.0f}")
-    canvas.finish_axes(axes, "decoded from a budget", "tokens of KV a head keeps", "KL, nats a token")
-    axes.legend(frameon=False, fontsize=8, labelcolor=canvas.INK)

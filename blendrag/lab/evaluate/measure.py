@@ -13,10 +13,9 @@ import numpy as np
 
 from blendrag.engine.client.engine import Engine
 from blendrag.engine.client.generation import Delta, Sampling
-from blendrag.engine.wire.recipe import Recipe
 from blendrag.engine.wire.report import BlendReport
 from blendrag.errors import EngineError
-from blendrag.lab.arms import TOP, check_blended, reset
+from blendrag.lab.arms import TOP, Asked, check_blended, reset
 from blendrag.lab.evaluate.arms import ArmSpec, Variant
 from blendrag.lab.evaluate.formats import Format, Question
 from blendrag.lab.evaluate.samples import AnswerSample, Lost, SampleLog
@@ -80,19 +79,6 @@ class TokenizedQuestion:
 
 
 @dataclass(frozen=True, slots=True)
-class ArmPrompt:
-    """A prompt as the arm of this name asks it. Arms are apart in the prefix cache; an arm's later requests
-    find its own KV there, blended as it is, up to the last block.
-
-    recipe: how stored KV is blended; None: plain prefill.
-    """
-
-    arm: str
-    token_ids: Ids
-    recipe: Recipe | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class ForcedAnswer:
     """An answer that was forced. each: -log p of every forced token, in nats. logprobs: per token {token id:
     log probability} of the likeliest. report: of the blend."""
@@ -112,41 +98,41 @@ class ForcedAnswer:
         return float(np.mean(self.each[1:])) if len(self.each) > 1 else None
 
 
-async def force(engine: Engine, prompt: ArmPrompt, answer: Ids, again: bool = False) -> ForcedAnswer:
+async def force(engine: Engine, prompt: Asked, answer: Ids, again: bool = False) -> ForcedAnswer:
     """Measure how likely ``answer`` is. again: whether the prompt has been asked before.
 
     Raises EngineError if the prompt was not blended though it should be.
     """
     delta = await _generate(engine, prompt, Sampling(forced=answer, logprobs=TOP), again)
     if tuple(delta.token_ids) != answer:
-        raise EngineError(f"{prompt.arm}: the engine did not generate the answer that was forced")
+        raise EngineError(f"{prompt.namespace}: the engine did not generate the answer that was forced")
     each = [-at[token] for at, token in zip(delta.logprobs, answer, strict=True)]
     return ForcedAnswer(each, delta.logprobs, 1e3 * delta.ttft_s, delta.report or BlendReport())
 
 
-async def write(engine: Engine, prompt: ArmPrompt, max_tokens: int) -> str:
+async def write(engine: Engine, prompt: Asked, max_tokens: int) -> str:
     """Return the model's own answer, greedily, to a prompt that has been asked before."""
     return (await _generate(engine, prompt, Sampling(max_tokens=max_tokens), again=True)).text
 
 
-async def go_on(engine: Engine, prompt: ArmPrompt, tokens: int) -> Ids:
+async def go_on(engine: Engine, prompt: Asked, tokens: int) -> Ids:
     """Return the first ``tokens`` that the model itself writes, greedily and beyond its answer's end."""
     endless = Sampling(max_tokens=tokens, other={"ignore_eos": True})
     return tuple((await _generate(engine, prompt, endless, again=True)).token_ids)
 
 
-async def decide(engine: Engine, prompt: ArmPrompt, choices: Mapping[str, Ids]) -> str | None:
+async def decide(engine: Engine, prompt: Asked, choices: Mapping[str, Ids]) -> str | None:
     """Return the likeliest of ``choices`` per token, to a prompt that was asked before."""
     forced = await asyncio.gather(*(force(engine, prompt, ids, again=True) for ids in choices.values()))
     return min(zip(choices, forced, strict=True), key=lambda pair: pair[1].nll)[0] if choices else None
 
 
-async def _generate(engine: Engine, prompt: ArmPrompt, sampling: Sampling, again: bool) -> Delta:
+async def _generate(engine: Engine, prompt: Asked, sampling: Sampling, again: bool) -> Delta:
     """Generate an answer. again: the prefix cache may have its KV, with nothing to report."""
-    delta = await engine.agenerate(prompt.token_ids, sampling, prompt.recipe, prompt.arm)
+    delta = await engine.agenerate(prompt.token_ids, sampling, prompt.recipe, prompt.namespace)
     found = again and delta.prefix_tokens and delta.report is None
     if prompt.recipe is not None and not found:
-        check_blended(prompt.arm, delta.report)
+        check_blended(prompt.namespace, delta.report)
     return delta
 
 
@@ -217,15 +203,15 @@ class Measuring:
         measured = (arm for arm in arms if arm.kind in ("full", "stored"))
         kinds = {(arm.kind, arm.variant(self._settings)): arm for arm in measured}
         for arm in kinds.values():
-            await force(self._engine, await self._prompt(arm, asked), asked.gold)
+            await force(self._engine, self._prompt(arm, asked), asked.gold)
 
     async def _ask(self, asked: TokenizedQuestion, arms: Iterable[ArmSpec]) -> list[AnswerSample]:
         """Ask a question: first what is timed, one by one; then all other answers at once."""
         arms = tuple(arms)
-        prompts: list[ArmPrompt] = []
+        prompts: list[Asked] = []
         forced: list[ForcedAnswer] = []
         for arm in arms:
-            prompts.append(await self._prompt(arm, asked))
+            prompts.append(self._prompt(arm, asked))
             forced.append(await force(self._engine, prompts[-1], asked.gold))
         self._progress.note("free answers")
         texts = await asyncio.gather(*(write(self._engine, each, self._max_tokens) for each in prompts))
@@ -234,7 +220,7 @@ class Measuring:
         return [
             AnswerSample(
                 question=asked.id,
-                arm=prompt.arm,
+                arm=prompt.namespace,
                 nll=own.nll,
                 logprobs=own.logprobs,
                 text=text,
@@ -244,20 +230,20 @@ class Measuring:
                 recomputed=own.report.recomputed,
                 split_ms=own.report.ms,
                 nll_later=own.nll_later,
-                evicted=lost.get(prompt.arm),
+                evicted=lost.get(prompt.namespace),
             )
             for prompt, own, text, decision in zip(prompts, forced, texts, decided, strict=True)
         ]
 
     async def _evicted(
-        self, asked: TokenizedQuestion, arms: Sequence[ArmSpec], prompts: Sequence[ArmPrompt]
+        self, asked: TokenizedQuestion, arms: Sequence[ArmSpec], prompts: Sequence[Asked]
     ) -> dict[str, Lost]:
         """Return by name what the arms with a budget of KV lose behind the first token."""
         found: dict[str, Lost] = {}
         budgeted = [pair for pair in zip(arms, prompts, strict=True) if pair[0].budget is not None]
         for whole in dict.fromkeys(arm.whole for arm, _ in budgeted):
             own = [pair for pair in budgeted if pair[0].whole == whole]
-            base = await self._prompt(whole, asked)
+            base = self._prompt(whole, asked)
             ids = await go_on(self._engine, base, _CONTINUED)
             reference = (await force(self._engine, base, ids, again=True)).logprobs[1:]
             for arm, prompt in own:
@@ -267,16 +253,19 @@ class Measuring:
                 found[arm.name] = Lost(kl, forced.report.kv_kept)
         return found
 
-    async def _prompt(self, arm: ArmSpec, asked: TokenizedQuestion) -> ArmPrompt:
+    def _prompt(self, arm: ArmSpec, asked: TokenizedQuestion) -> Asked:
+        """Return a prompt as the arm asks it. Arms are apart in the prefix cache; an arm's later requests
+        find its own KV there, blended as it is, up to the last block."""
         match arm.kind:
             case "full":
-                return ArmPrompt(arm.name, asked.token_ids)
+                return Asked(asked.token_ids, namespace=arm.name)
             case "reordered":
                 other = unstored(tuple(sorted(asked.documents)))
-                return ArmPrompt(arm.name, self._maker.make_of(other, asked.question.text).token_ids)
+                ids = self._maker.make_of(other, asked.question.text).token_ids
+                return Asked(ids, namespace=arm.name)
         store = self._stores[arm.variant(self._settings)]
         prompt = self._maker.make_of(stored(store, asked.documents, asked.before), asked.question.text)
-        return ArmPrompt(arm.name, prompt.token_ids, arm.recipe(self._settings, store.id, prompt.spans))
+        return Asked(prompt.token_ids, arm.recipe(self._settings, store.id, prompt.spans), arm.name)
 
     def _encode(self, text: str) -> Ids:
         return encode_document(self._tokenizer, text)

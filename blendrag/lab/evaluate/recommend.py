@@ -29,37 +29,20 @@ class Recommendation:
     speedup: Interval | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Candidate:
-    """A blended arm. ``selector``: None of full reuse, which selects nothing."""
-
-    name: str
-    selector: str | None
-    ratio: float
-    numbers: ArmSummary
-
-    @property
-    def most_lost(self) -> float:
-        """Nats that are lost at most, by either measure: a likely right answer may yet begin otherwise."""
-        return max(self.numbers.nll_loss.high, self.numbers.kl_first_token.high)
-
-    @property
-    def ttft_ms(self) -> float:
-        return self.numbers.ttft_ms.median
-
-    def result(self, blend: bool, why: str) -> Recommendation:
-        loss, speedup = self.numbers.nll_loss, self.numbers.speedup
-        return Recommendation(blend, why, self.name, self.ratio, self.selector, loss, speedup)
-
-
 def recommend(arms: Mapping[str, ArmSummary], tolerance: float = DEFAULT_TOLERANCE) -> Recommendation:
     """Return the arm of the least ratio that loses no more than is tolerated; of equal ones the fastest.
 
     tolerance: nats that may be lost at most, per token of the right answer (``nll_loss``) and as the first
-    token's divergence (``kl_first_token``), by the upper ends of the intervals. An interval of few questions
-    is itself in doubt: of fewer than 10 nothing is recommended, and fewer than 30 are remarked on.
+    token's divergence (``kl_first_token``), by the upper ends of the intervals: a likely right answer may yet
+    begin otherwise. An interval of few questions is itself in doubt: of fewer than 10 nothing is recommended,
+    and fewer than 30 are remarked on.
     """
-    blended = _candidates(arms)
+    choices = {name: Choice.read(name) for name in arms}
+    blended = {
+        name: arms[name]
+        for name, choice in choices.items()
+        if choice.name == REUSE or (choice.at is not None and choice.name not in _ONLY_COMPARED)
+    }
     if not blended:
         return Recommendation(False, "do not blend this model: no blended arm was measured")
     full = arms[FULL]
@@ -68,31 +51,26 @@ def recommend(arms: Mapping[str, ArmSummary], tolerance: float = DEFAULT_TOLERAN
         return Recommendation(
             False, f"do not blend this model yet: {full.n} questions tell too little, {least}"
         )
-    good = [arm for arm in blended if arm.most_lost <= tolerance]
+
+    def result(name: str, blend: bool, why: str) -> Recommendation:
+        choice, own = choices[name], arms[name]
+        selector = None if choice.name == REUSE else str(Choice(choice.name, arguments=choice.arguments))
+        return Recommendation(blend, why, name, choice.at or 0.0, selector, own.nll_loss, own.speedup)
+
+    most_lost = {name: max(own.nll_loss.high, own.kl_first_token.high) for name, own in blended.items()}
+    good = [name for name in blended if most_lost[name] <= tolerance]
     if not good:
-        closest = min(blended, key=lambda arm: arm.most_lost)
-        lost = _lost(closest.numbers, tolerance)
-        return closest.result(False, f"do not blend this model: {closest.name} came closest, and {lost}")
-    full_ms = full.ttft_ms.median
-    best = min(good, key=lambda arm: (arm.ttft_ms >= full_ms, arm.ratio, arm.ttft_ms))
-    lost = _lost(best.numbers, tolerance)
-    if best.ttft_ms >= full_ms:
-        slow = f"its first token takes {best.ttft_ms:,.0f} ms, full prefill's {full_ms:,.0f}"
-        return best.result(False, f"do not blend this model: {best.name} {lost}, but {slow}")
-    fast = f"its first token comes {full_ms / best.ttft_ms:.1f} times as fast as full prefill's"
-    return best.result(True, f"blend with {best.name}: it {lost}, and {fast}")
-
-
-def _candidates(arms: Mapping[str, ArmSummary]) -> list[_Candidate]:
-    found = []
-    for name, numbers in arms.items():
-        choice = Choice.read(name)
-        if choice.name == REUSE:
-            found.append(_Candidate(name, None, 0.0, numbers))
-        elif choice.at is not None and choice.name not in _ONLY_COMPARED:
-            selector = str(Choice(choice.name, arguments=choice.arguments))
-            found.append(_Candidate(name, selector, choice.at, numbers))
-    return found
+        closest = min(blended, key=most_lost.__getitem__)
+        lost = _lost(arms[closest], tolerance)
+        return result(closest, False, f"do not blend this model: {closest} came closest, and {lost}")
+    full_ms, ms = full.ttft_ms.median, {name: arms[name].ttft_ms.median for name in good}
+    best = min(good, key=lambda name: (ms[name] >= full_ms, choices[name].at or 0.0, ms[name]))
+    lost = _lost(arms[best], tolerance)
+    if ms[best] >= full_ms:
+        slow = f"its first token takes {ms[best]:,.0f} ms, full prefill's {full_ms:,.0f}"
+        return result(best, False, f"do not blend this model: {best} {lost}, but {slow}")
+    fast = f"its first token comes {full_ms / ms[best]:.1f} times as fast as full prefill's"
+    return result(best, True, f"blend with {best}: it {lost}, and {fast}")
 
 
 def _lost(arm: ArmSummary, tolerance: float) -> str:

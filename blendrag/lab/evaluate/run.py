@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,15 @@ import blendrag
 from blendrag.compress import check_budget, make_budget
 from blendrag.errors import PromptTooLongError
 from blendrag.lab.evaluate.arms import ArmSpec
-from blendrag.lab.evaluate.decoding import DecodedSummary, summarise_decoding
+from blendrag.lab.evaluate.decoding import summarise_decoding
 from blendrag.lab.evaluate.formats import Format, find_format, read_questions
 from blendrag.lab.evaluate.measure import Measuring
-from blendrag.lab.evaluate.recommend import DEFAULT_TOLERANCE, Recommendation, recommend
+from blendrag.lab.evaluate.recommend import DEFAULT_TOLERANCE, recommend
+from blendrag.lab.evaluate.report import Evaluation
 from blendrag.lab.evaluate.samples import SampleLog
-from blendrag.lab.evaluate.summary import ArmSummary, summarise
+from blendrag.lab.evaluate.summary import summarise
 from blendrag.lab.running import blending_engine
-from blendrag.machine import Machine, commit, cores, cpu, installed_vllm
+from blendrag.machine import commit, cores, cpu, installed_vllm
 from blendrag.progress import Progress
 from blendrag.settings import PREFIX_CACHING, Settings
 
@@ -38,22 +39,6 @@ class EvalOptions:
     tolerance: float = DEFAULT_TOLERANCE
     max_tokens: int = 24
     rows: Path | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """The results, as JSON has them. config: the options, how many questions
-    (``rows``), and those left out because their prompts do not fit the model's window (``too_long``).
-    decoding: of the arms with a budget of KV."""
-
-    arms: dict[str, ArmSummary]
-    recommendation: Recommendation
-    machine: Machine
-    config: dict[str, Any]
-    decoding: dict[str, DecodedSummary] = field(default_factory=dict)
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def run_eval(settings: Settings, options: EvalOptions, progress: Progress) -> Evaluation:

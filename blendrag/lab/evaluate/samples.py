@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from io import FileIO
 from pathlib import Path
 from typing import Any, Self
+
+from pydantic import TypeAdapter
 
 from blendrag.errors import ConfigError
 
@@ -61,13 +63,7 @@ class AnswerSample:
     @classmethod
     def from_json(cls, line: str) -> Self:
         """Return the sample ``to_json`` wrote. Raises ValueError if the line is no sample."""
-        found = json.loads(line)
-        if not isinstance(found, dict) or found.keys() != {field.name for field in fields(cls)}:
-            raise ValueError("not the fields of a sample")
-        if lost := found["evicted"]:
-            found["evicted"] = Lost(**lost)
-        found["logprobs"] = [{int(token): p for token, p in at.items()} for at in found["logprobs"]]
-        return cls(**found)
+        return TypeAdapter(cls).validate_json(line)
 
 
 class SampleLog:
@@ -157,7 +153,7 @@ def _compare(path: Path, line: bytes, wanted: Mapping[str, Any]) -> None:
 def _sample(path: Path, number: int, line: bytes) -> AnswerSample:
     try:
         return AnswerSample.from_json(line.decode())
-    except (ValueError, TypeError, AttributeError) as error:
+    except ValueError as error:
         raise ConfigError(
             f"{str(path)!r}, line {number}, is no sample: delete the line or the file"
         ) from error

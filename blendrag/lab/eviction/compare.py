@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
 from rich.console import Console
 
 from blendrag.errors import ConfigError
-from blendrag.eviction import POLICIES, make_policy
+from blendrag.eviction import make_policy
 from blendrag.eviction.lpc_plus import LPCPlus
 from blendrag.lab.eviction.fit_hazard import learned
 from blendrag.lab.eviction.replay import optimum, replay
 from blendrag.lab.eviction.source import TraceSource
+from blendrag.lab.options import EvictionOptions
+from blendrag.lab.results import Results
 from blendrag.progress import Progress
 from blendrag.tables import table_with
 
@@ -24,35 +25,7 @@ _MIN_GAP = 0.005  # smallest difference of hit ratio of which shares say somethi
 
 
 @dataclass(frozen=True, slots=True)
-class EvictionOptions:
-    """Options of ``bench eviction``. sizes: capacities, ascending, in the trace's unit. policies: names.
-    seeds: traces that are made, where they are made. warmup: share of the requests that fills the caches and
-    is not counted; ``lpc+`` learns from it, and without it from nothing."""
-
-    sizes: tuple[int, ...]
-    policies: tuple[str, ...]
-    seeds: int = 5
-    warmup: float = 0.0
-
-    @classmethod
-    def parse(cls, sizes: str, policies: str | None, seeds: int, warmup: float) -> EvictionOptions:
-        """Read options from what stands between commas; no policies are all. Raises ConfigError."""
-        try:
-            numbers = sorted({int(word.replace("_", "")) for word in sizes.split(",")})
-        except ValueError:
-            raise ConfigError(f"--sizes {sizes}: not whole numbers with commas between them") from None
-        if numbers[0] < 1:
-            raise ConfigError(f"--sizes {sizes}: a cache must hold 1 or more")
-        known = sorted(POLICIES)
-        names = [word.strip() for word in policies.split(",")] if policies else known
-        for name in names:
-            if name not in known:
-                raise ConfigError(f"--policies: unknown {name!r}; there are {', '.join(known)}")
-        return cls(tuple(numbers), tuple(dict.fromkeys(names)), seeds, warmup)
-
-
-@dataclass(frozen=True, slots=True)
-class EvictionResults:
+class EvictionResults(Results):
     """Results by policy, for each size. policies: token hit ratios, means over traces. closed: share of the
     way from LRU to the optimum; None where there is hardly any, empty without LRU.
 
@@ -66,8 +39,24 @@ class EvictionResults:
     config: dict[str, Any]
     notes: tuple[str, ...]
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+    def show(self, console: Console) -> None:
+        """Print hit ratios by size, and what they close of the gap between LRU and the optimum; a dash where
+        the replays do not tell."""
+        closed = "closed, of LRU's gap to the optimum"
+        for title, values, form in (
+            ("token hit ratio", self.policies, ".4f"),
+            (closed, self.closed, ".0%"),
+        ):
+            if values:
+                table = table_with("size", *values, title=title)
+                for size, *row in zip(self.sizes, *values.values(), strict=True):
+                    table.add_row(f"{size:,}", *("–" if one is None else format(one, form) for one in row))
+                console.print(table, markup=False)
+        config = self.config
+        times = "one trace" if config["traces"] == 1 else f"means of {config['traces']} traces"
+        requests = f"{config['trace']}: {config['requests']:,} requests, sizes in {config['unit']}; {times}."
+        for line in (requests, *self.notes):
+            console.print(line, markup=False)
 
 
 def run_eviction(source: TraceSource, options: EvictionOptions, progress: Progress) -> EvictionResults:
@@ -75,9 +64,9 @@ def run_eviction(source: TraceSource, options: EvictionOptions, progress: Progre
     traces = [source.trace(seed) for seed in range(options.seeds if source.generated else 1)]
     if not all(trace.requests for trace in traces):
         raise ConfigError("the trace holds no requests: make it longer")
-    names = [*options.policies, OPTIMAL]
-    progress.total(len(traces) * len(names) * len(options.sizes))
-    ratios: dict[str, list[list[float]]] = {name: [[] for _ in options.sizes] for name in names}
+    names, sizes = [*options.names, OPTIMAL], options.capacities
+    progress.total(len(traces) * len(names) * len(sizes))
+    ratios: dict[str, list[list[float]]] = {name: [[] for _ in sizes] for name in names}
     for trace in traces:
         first = min(int(options.warmup * len(trace.requests)), len(trace.requests) - 1)
         progress.note("forecasts")
@@ -85,7 +74,7 @@ def run_eviction(source: TraceSource, options: EvictionOptions, progress: Progre
         progress.note(f"{LEARNED} learns")
         taught = learned(trace, options.warmup, predicted) if LEARNED in names else None
         for name in names:
-            for size, found in zip(options.sizes, ratios[name], strict=True):
+            for size, found in zip(sizes, ratios[name], strict=True):
                 progress.note(f"{name}, {size:,} {trace.unit}")
                 if name == OPTIMAL:
                     outcome = optimum(trace, size)
@@ -97,9 +86,15 @@ def run_eviction(source: TraceSource, options: EvictionOptions, progress: Progre
     hits = {name: [fmean(same) for same in of] for name, of in ratios.items()}
     others = [name for name in names if name != LRU] if LRU in hits else []
     return EvictionResults(
-        sizes=options.sizes,
+        sizes=sizes,
         policies=hits,
-        closed={name: _closed(hits[LRU], hits[name], hits[OPTIMAL]) for name in others},
+        closed={
+            name: [
+                (hit - low) / (best - low) if best - low > _MIN_GAP else None
+                for low, hit, best in zip(hits[LRU], hits[name], hits[OPTIMAL], strict=True)
+            ]
+            for name in others
+        },
         config={
             "trace": traces[0].name,
             "unit": traces[0].unit,
@@ -108,30 +103,3 @@ def run_eviction(source: TraceSource, options: EvictionOptions, progress: Progre
         },
         notes=source.notes,
     )
-
-
-def _closed(lru: Sequence[float], own: Sequence[float], best: Sequence[float]) -> list[float | None]:
-    return [
-        (hit - low) / (high - low) if high - low > _MIN_GAP else None
-        for low, hit, high in zip(lru, own, best, strict=True)
-    ]
-
-
-def print_eviction(results: EvictionResults, console: Console) -> None:
-    """Print hit ratios by size, and what they close of the gap between LRU and the optimum; a dash where
-    the replays do not tell."""
-    closed = "closed, of LRU's gap to the optimum"
-    for title, values, form in (
-        ("token hit ratio", results.policies, ".4f"),
-        (closed, results.closed, ".0%"),
-    ):
-        if values:
-            table = table_with("size", *values, title=title)
-            for size, *row in zip(results.sizes, *values.values(), strict=True):
-                table.add_row(f"{size:,}", *("–" if one is None else format(one, form) for one in row))
-            console.print(table, markup=False)
-    config = results.config
-    times = "one trace" if config["traces"] == 1 else f"means of {config['traces']} traces"
-    requests = f"{config['trace']}: {config['requests']:,} requests, sizes in {config['unit']}; {times}."
-    for line in (requests, *results.notes):
-        console.print(line, markup=False)

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
 
 import numpy as np
 import torch
@@ -97,14 +96,15 @@ class Uses:
 
     def before(self, until: float) -> Uses:
         """Return the uses as they were known at that time."""
-        early = self.at < until
         after = np.where(self.at + self.next < until, self.next, np.inf)
-        return Uses(self.features[early], self.at[early], after[early], self.weights[early], until)
+        return replace(self, next=after, until=until)._where(self.at < until)
 
     def since(self, start: float) -> Uses:
         """Return the uses from that time on."""
-        late = self.at >= start
-        return Uses(self.features[late], self.at[late], self.next[late], self.weights[late], self.until)
+        return self._where(self.at >= start)
+
+    def _where(self, rows: NDArray[np.bool_]) -> Uses:
+        return Uses(self.features[rows], self.at[rows], self.next[rows], self.weights[rows], self.until)
 
 
 def uses_of(trace: RequestTrace, forecasts: Sequence[float] | None = None) -> Uses:
@@ -189,13 +189,12 @@ class _Table:
         of = of.ravel()
         waited = np.zeros((len(cases), len(ages) - 1))
         seen = np.zeros_like(waited)
-        shown = np.minimum(uses.next, uses.until - uses.at)
-        again = uses.next <= uses.until - uses.at
-        for step, (start, end) in enumerate(pairwise(ages)):
-            here = again & (uses.next >= start) & (uses.next < end)
-            seconds = np.clip(shown - start, 0.0, end - start)
-            waited[:, step] = np.bincount(of, uses.weights * seconds, len(cases))
-            seen[:, step] = np.bincount(of[here], uses.weights[here], len(cases))
+        known = uses.until - uses.at
+        seconds = np.clip(np.minimum(uses.next, known)[:, None] - ages[:-1], 0.0, np.diff(ages))
+        np.add.at(waited, of, uses.weights[:, None] * seconds)
+        again = (uses.next <= known) & (uses.next < ages[-1])
+        steps = np.searchsorted(ages, uses.next[again], side="right") - 1
+        np.add.at(seen, (of[again], steps), uses.weights[again])
         return cls(cases, waited, seen)
 
     def loss(self, hazard: Hazard) -> float:

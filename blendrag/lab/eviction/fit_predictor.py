@@ -14,7 +14,7 @@ import xxhash
 from torch import nn
 
 from blendrag.errors import PredictorError
-from blendrag.eviction.classifier import Array, Classifier
+from blendrag.eviction.classifier import Classifier
 from blendrag.eviction.hazard import Floats
 from blendrag.forecast.conversation import Window
 from blendrag.forecast.features import Features
@@ -163,7 +163,13 @@ def fit(train: Outcomes, valid: Outcomes, seed: int = 0) -> tuple[Classifier, li
 
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = _mlp(rows.shape[1])
+        model = nn.Sequential(
+            nn.Linear(rows.shape[1], UNITS),
+            nn.ReLU(),
+            nn.Linear(UNITS, UNITS),
+            nn.ReLU(),
+            nn.Linear(UNITS, 1),
+        )
         adam = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
         best: Classifier | None = None
         losses: list[float] = []
@@ -175,7 +181,10 @@ def fit(train: Outcomes, valid: Outcomes, seed: int = 0) -> tuple[Classifier, li
                 )
                 loss.backward()
                 adam.step()
-            classifier = Classifier(mean, scale, _layers(model, shift))
+            weights_and_biases = [each.detach().numpy().copy() for each in model.parameters()]
+            weights_and_biases[-1] -= np.float32(shift)
+            layers = tuple(zip(weights_and_biases[::2], weights_and_biases[1::2], strict=True))
+            classifier = Classifier(mean, scale, layers)
             losses.append(log_loss(valid.continues, classifier.probability(valid.rows)))
             if best is None or losses[-1] == min(losses):
                 best = classifier
@@ -200,18 +209,3 @@ def _digest(dialogs: Sequence[Dialog]) -> str:
     for dialog in dialogs:
         digest.update(dialog.model_dump_json().encode())
     return digest.hexdigest()
-
-
-def _mlp(width: int) -> nn.Sequential:
-    hidden = nn.Linear(width, UNITS), nn.ReLU(), nn.Linear(UNITS, UNITS), nn.ReLU()
-    return nn.Sequential(*hidden, nn.Linear(UNITS, 1))
-
-
-def _layers(model: nn.Sequential, shift: float) -> tuple[tuple[Array, Array], ...]:
-    copied = [
-        (layer.weight.detach().numpy().copy(), layer.bias.detach().numpy().copy())
-        for layer in model
-        if isinstance(layer, nn.Linear)
-    ]
-    copied[-1][1][:] -= np.float32(shift)
-    return tuple(copied)

@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import heapq
-import json
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate, count, pairwise
 from pathlib import Path
@@ -15,6 +15,7 @@ import numpy as np
 
 from blendrag.errors import ConfigError, PredictorError, SourceError
 from blendrag.lab.eviction.trace import Dialog, Request, RequestTrace, read_dialogs, read_log, read_mooncake
+from blendrag.lab.options import EvictionOptions
 from blendrag.lab.questions import (
     Embedded,
     Popularity,
@@ -24,7 +25,7 @@ from blendrag.lab.questions import (
     read_questions,
     retrieved,
 )
-from blendrag.lab.records import numbered_lines
+from blendrag.lab.records import fields_of, numbered_lines, read_text
 from blendrag.settings import Settings
 
 Forecasts = Callable[[RequestTrace], Sequence[float] | None]
@@ -51,61 +52,53 @@ class TraceSource:
     notes: tuple[str, ...] = ()
 
 
-def open_source(
-    path: Path, load: RetrievalLoad, arrivals: Path | None = None, *, predicted: bool = True
-) -> TraceSource:
+def open_source(options: EvictionOptions) -> TraceSource:
     """Open a source: block traces (Mooncake's) and our own log as they are, dialogues and question sets as
-    ``load`` says.
-
-    arrivals: a file with the times of questions (Azure's). predicted: whether forecasts are wanted, for which
-    an embedder has to be loaded. Raises SourceError, naming file and line; ConfigError for options of others.
-    """
+    the options say. Raises SourceError, naming file and line; ConfigError for options of others."""
+    path = options.trace
     fields = _first_fields(path)
-    if fields & {"log", "hash_ids", "turns"} and (load.paths or load.turnovers):
+    if fields & {"log", "hash_ids", "turns"} and (options.paths or options.turnovers):
         raise ConfigError(f"--paths, --turnovers: {path} is no question set")
     if fields & {"log", "hash_ids"}:
         trace = read_log(path) if "log" in fields else read_mooncake(path)
         return TraceSource(lambda seed: trace, generated=False)
-    return _dialogs(path, load.seconds, predicted) if "turns" in fields else _questions(path, load, arrivals)
+    return _dialogs(options) if "turns" in fields else _questions(options)
 
 
 def _first_fields(path: Path) -> set[str]:
     """Return the names of what the first record of the file has; none if it is no sequence of records: the
     reader of question sets says what is wrong with one that is none."""
-    _, line = next(numbered_lines(path), (0, b""))
-    if not line:
+    with suppress(OSError), path.open("rb") as file:
+        if file.read(len(_SQLITE)) == _SQLITE:
+            return {"log"}
+    lines = numbered_lines(read_text(path))
+    if not lines:
         raise SourceError(f"{str(path)!r} is empty")
-    if line.startswith(_SQLITE):
-        return {"log"}
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
-        return set()
-    return set(record) if isinstance(record, dict) else set()
+    return fields_of(lines[0][1]) or set()
 
 
-def _questions(path: Path, load: RetrievalLoad, arrivals: Path | None) -> TraceSource:
-    times = read_azure(arrivals) if arrivals else None
+def _questions(options: EvictionOptions) -> TraceSource:
+    times = read_azure(options.arrivals) if options.arrivals else None
     try:
-        questions = read_questions(path)
+        questions = read_questions(options.trace)
     except SourceError as error:
         raise SourceError(f"{error} (other traces have hash_ids or turns)") from error
     corpus = embedded(questions, Settings.load().embedder)
     return TraceSource(
-        lambda seed: retrieval_trace(corpus, load, seed=seed, arrivals=times, name=path.name),
+        lambda seed: retrieval_trace(corpus, options, seed=seed, arrivals=times, name=options.trace.name),
         generated=True,
-        notes=(f"questions are drawn with popularity rank**-{load.zipf:g}",),
+        notes=(f"questions are drawn with popularity rank**-{options.zipf:g}",),
     )
 
 
-def _dialogs(path: Path, seconds: float, predicted: bool) -> TraceSource:
-    dialogs = read_dialogs(path)
+def _dialogs(options: EvictionOptions) -> TraceSource:
+    dialogs, name, seconds = read_dialogs(options.trace), options.trace.name, options.seconds
     forecasts: Forecasts = _no_forecasts
     notes: tuple[str, ...] = ()
-    if predicted:
-        dialogs, forecasts, notes = _predicted(dialogs, path.name)
+    if any(policy.startswith("lpc") for policy in options.names):  # for which an embedder has to be loaded
+        dialogs, forecasts, notes = _predicted(dialogs, name)
     return TraceSource(
-        lambda seed: dialog_trace(dialogs, seconds=seconds, seed=seed, name=path.name), True, forecasts, notes
+        lambda seed: dialog_trace(dialogs, seconds=seconds, seed=seed, name=name), True, forecasts, notes
     )
 
 
@@ -197,28 +190,9 @@ def _turns(dialog: Dialog, before: int, tokens: Callable[[str], int]) -> Iterato
         )
 
 
-@dataclass(frozen=True, slots=True)
-class RetrievalLoad:
-    """The load of questions: who asks what, when.
-
-    rate: questions a second, Poisson, unless arrivals are given. seconds: length of the trace.
-    top_k: chunks of a prompt, closest first. zipf: the exponent s of the popularity rank**-s of articles, and
-        of questions within each.
-    paths: whether chunks are looked for behind the same ones only, as nodes of a tree of exact prefixes.
-    turnovers: how often, at equal times, other questions become the popular ones.
-    """
-
-    rate: float = 2.0
-    seconds: float = 1200.0
-    top_k: int = 5
-    zipf: float = 1.0
-    paths: bool = False
-    turnovers: int = 0
-
-
 def retrieval_trace(
     corpus: Embedded,
-    load: RetrievalLoad,
+    load: EvictionOptions,
     *,
     seed: int = 0,
     arrivals: Sequence[float] | None = None,

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from blendrag.choice import Choice
-from blendrag.control.profile import BlendPoint, PrefillPoint, Profile, TierSpeed, profile_digest
+from blendrag.control.profile import BlendPoint, PrefillPoint, Profile, profile_digest
 from blendrag.engine.client.engine import Engine
 from blendrag.errors import EngineError, PromptTooLongError
-from blendrag.lab.arms import Arm, BlendedPrefill, PrefixCaching, Sample, recipe_of
+from blendrag.lab.arms import Arm, blended_prefill, prefix_caching, recipe_of
 from blendrag.lab.experiment import measure
 from blendrag.lab.profiling.tier_speed import measure_tiers
 from blendrag.lab.prompts import QUESTIONS, Prompt, PromptMaker, Trial
 from blendrag.lab.running import blending_engine
 from blendrag.lab.scratch import ScratchStore, scratch_store
 from blendrag.lab.texts import text_pieces
-from blendrag.machine import Machine
 from blendrag.progress import Progress
 from blendrag.serving.identity import kv_identity
 from blendrag.settings import Settings
-from blendrag.store.identity import KVIdentity
 from blendrag.store.record import Layout
 from blendrag.store.stack import TierSpec
 
@@ -50,9 +47,6 @@ class Grid:
 
 QUICK = Grid((0, 512), (64, 512, 1536), ((1, 0), (3, 0), (2, 1)), (0.0, 0.15, 1.0), 1)
 
-_Prefills = Mapping[tuple[int, int], Sequence[Sample]]
-_Blends = Mapping[tuple[int, int, float], Sequence[Sample]]
-
 
 def measure_profile(settings: Settings, grid: Grid, progress: Progress) -> Profile:
     """Start the engine and measure. Not saved yet.
@@ -61,32 +55,48 @@ def measure_profile(settings: Settings, grid: Grid, progress: Progress) -> Profi
     to measure in, ConfigError, StoreError, EngineError.
     """
     with blending_engine(settings, progress) as engine:
-        prefills, blends = _engine_times(engine, settings, grid, progress)
-        identity = kv_identity(settings, engine.model_path)
-        tiers = measure_tiers(settings, identity, engine.facts.dtype, progress)
-        machine = engine.facts.machine(settings.model)
-        return _profile(settings, engine, identity, machine, prefills, blends, tiers)
-
-
-def _engine_times(
-    engine: Engine, settings: Settings, grid: Grid, progress: Progress
-) -> tuple[_Prefills, _Blends]:
-    maker = PromptMaker.of(engine, settings)
-    progress.note("cutting text into chunks")
-    pieces = text_pieces(maker.tokenizer, grid.pieces, _CHUNK_TOKENS)
-    with scratch_store(engine, settings, pieces, TierSpec(kind="ram")) as store:
-        prefills = _prefills(engine, grid, tuple(token for piece in pieces for token in piece))
-        blends = _blends(engine, settings, grid, store, maker)
-        if min(len(prefills), len(blends)) < _MIN_POINTS:
-            raise PromptTooLongError(
-                f"the model's window of {engine.max_model_len} tokens is too short to measure in"
-            )
-        progress.total(len(settings.stack))
-        plain = measure(engine, prefills, progress)
-        for (cached, new), samples in plain.items():
+        maker = PromptMaker.of(engine, settings)
+        progress.note("cutting text into chunks")
+        pieces = text_pieces(maker.tokenizer, grid.pieces, _CHUNK_TOKENS)
+        with scratch_store(engine, settings, pieces, TierSpec(kind="ram")) as store:
+            plain = _prefills(engine, grid, tuple(token for piece in pieces for token in piece))
+            blended = _blends(engine, settings, grid, store, maker)
+            if min(len(plain), len(blended)) < _MIN_POINTS:
+                raise PromptTooLongError(
+                    f"the model's window of {engine.max_model_len} tokens is too short to measure in"
+                )
+            progress.total(len(settings.stack))
+            prefills, blends = (measure(engine, arms, progress) for arms in (plain, blended))
+        for (cached, new), samples in prefills.items():
             if any(sample.recomputed != new for sample in samples):
                 raise EngineError(f"the prefix cache did not have the {cached} tokens that it had just seen")
-        return plain, measure(engine, blends, progress)
+        identity, facts = kv_identity(settings, engine.model_path), engine.facts
+        layout = Layout(identity, facts.dtype)
+        # The least of each: whatever else the machine was doing has only ever added time.
+        return Profile(
+            identity=profile_digest(identity),
+            model=settings.model,
+            selector=Choice.read(settings.blending.selector).name,
+            layers=facts.num_layers,
+            kv_bytes=layout.num_layers * layout.row_bytes(_CHUNK_TOKENS, layout.num_layers) // _CHUNK_TOKENS,
+            tiers=measure_tiers(settings, identity, facts.dtype, progress),
+            machine=facts.machine(settings.model),
+            date=datetime.now(UTC).isoformat(timespec="seconds"),
+            prefill=tuple(
+                PrefillPoint(cached=cached, new=new, seconds=min(one.ttft_ms for one in found) / 1e3)
+                for (cached, new), found in prefills.items()
+            ),
+            blend=tuple(
+                BlendPoint(
+                    cached=cached,
+                    fresh=fresh,
+                    ratio=ratio,
+                    seconds=min(one.fused_ms for one in found) / 1e3,
+                    overhead_s=min(max(0.0, one.ttft_ms - one.fused_ms) for one in found) / 1e3,
+                )
+                for (cached, fresh, ratio), found in blends.items()
+            ),
+        )
 
 
 def _prefills(engine: Engine, grid: Grid, text: tuple[int, ...]) -> dict[tuple[int, int], Arm]:
@@ -97,7 +107,7 @@ def _prefills(engine: Engine, grid: Grid, text: tuple[int, ...]) -> dict[tuple[i
         for new in grid.new:
             if cached + new < engine.max_model_len:
                 whole, before = (Prompt(text[:end], (("", 0, end),)) for end in (cached + new, cached))
-                arms[cached, new] = PrefixCaching(_repeated(whole, grid.repeats, before))
+                arms[cached, new] = prefix_caching(_repeated(whole, grid.repeats, before))
     return arms
 
 
@@ -117,7 +127,7 @@ def _blends(
         cached = prompt.chunk_tokens()
         for ratio in grid.ratios:
             trials = _repeated(prompt, grid.repeats)
-            arm = BlendedPrefill(trials, recipe_of(settings, store.id, ratio))
+            arm = blended_prefill(trials, recipe_of(settings, store.id, ratio))
             arms[cached, len(prompt.token_ids) - cached, ratio] = arm
     return arms
 
@@ -125,41 +135,3 @@ def _blends(
 def _repeated(prompt: Prompt, repeats: int, before: Prompt | None = None) -> list[Trial]:
     """Return one prompt as the trials of an arm, the warm-up first. before: what was asked before it."""
     return [Trial(prompt, before or prompt)] * (repeats + 1)
-
-
-def _profile(
-    settings: Settings,
-    engine: Engine,
-    identity: KVIdentity,
-    machine: Machine,
-    prefills: _Prefills,
-    blends: _Blends,
-    tiers: dict[str, TierSpeed],
-) -> Profile:
-    layout = Layout(identity, engine.facts.dtype)
-    row_bytes = layout.row_bytes(_CHUNK_TOKENS, layout.num_layers)
-    # The least of each: whatever else the machine was doing has only ever added time.
-    return Profile(
-        identity=profile_digest(identity),
-        model=settings.model,
-        selector=Choice.read(settings.blending.selector).name,
-        layers=engine.facts.num_layers,
-        kv_bytes=layout.num_layers * row_bytes // _CHUNK_TOKENS,
-        machine=machine,
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
-        prefill=tuple(
-            PrefillPoint(cached=cached, new=new, seconds=min(one.ttft_ms for one in found) / 1e3)
-            for (cached, new), found in prefills.items()
-        ),
-        blend=tuple(
-            BlendPoint(
-                cached=cached,
-                fresh=fresh,
-                ratio=ratio,
-                seconds=min(one.fused_ms for one in found) / 1e3,
-                overhead_s=min(max(0.0, one.ttft_ms - one.fused_ms) for one in found) / 1e3,
-            )
-            for (cached, fresh, ratio), found in blends.items()
-        ),
-        tiers=tiers,
-    )

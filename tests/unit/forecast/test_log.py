@@ -22,8 +22,9 @@ from blendrag.eviction import make_policy
 from blendrag.forecast.conversation import Window
 from blendrag.forecast.log import ENDED_AFTER_S, Prompt, PromptLog
 from blendrag.lab.eviction.replay import replay
-from blendrag.lab.eviction.source import RetrievalLoad, open_source
+from blendrag.lab.eviction.source import open_source
 from blendrag.lab.eviction.trace import read_log
+from blendrag.lab.options import EvictionOptions
 from word_embedder import WordEmbedder, features, say
 
 NAME = "words"  # of the embedder
@@ -74,7 +75,7 @@ def test_what_was_noted_is_what_is_replayed(
         log = opened(Path(folder))
         note(log, *noted)
         log.close()
-        source = open_source(log.path, RetrievalLoad())
+        source = open_source(EvictionOptions(log.path, "1"))
         trace = source.trace(0)
     assert not trace.prefix and trace.unit == "tokens" and not source.generated
     names: dict[str, str] = {}
@@ -267,7 +268,7 @@ def test_log_that_cannot_be_used_is_named(tmp_path: Path) -> None:
         PromptLog(tmp_path / "file" / "log.sqlite")
     (tmp_path / "log.sqlite").write_bytes(b"SQLite format 3\0 and nothing else" * 40)
     with pytest.raises(PredictorError, match=r"log\.sqlite"):
-        open_source(tmp_path / "log.sqlite", RetrievalLoad())
+        open_source(EvictionOptions(tmp_path / "log.sqlite", "1"))
 
 
 def test_database_of_something_else_is_refused_and_left_alone(tmp_path: Path) -> None:
@@ -276,6 +277,6 @@ def test_database_of_something_else_is_refused_and_left_alone(tmp_path: Path) ->
         db.execute("CREATE TABLE chunks (key TEXT)")
         db.commit()
     with pytest.raises(PredictorError, match="cannot be used as a log"):
-        open_source(path, RetrievalLoad())
+        open_source(EvictionOptions(path, "1"))
     with closing(sqlite3.connect(path)) as db:
         assert db.execute("SELECT name FROM sqlite_master").fetchall() == [("chunks",)]

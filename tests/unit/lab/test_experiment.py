@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from blendrag.lab.arms import Arm, Sample
+from blendrag.engine.client.generation import Delta
+from blendrag.lab.arms import Arm
 from blendrag.lab.experiment import in_turn, measure
 from blendrag.lab.prompts import Prompt, Trial
 from blendrag.progress import SILENT, Progress
@@ -64,29 +65,23 @@ def test_turn_is_over_when_its_work_is_done() -> None:
     assert progress.done == 1
 
 
-class Counting(Arm):
-    """Takes as many ms as its number in the log, which all arms share."""
-
-    def __init__(self, name: str, log: list[str], trials: Sequence[Trial]) -> None:
-        super().__init__(trials)
-        self.name, self._log = name, log
-
-    async def prepare(self, engine: Any, trial: Trial) -> None:
-        self._log.append(f"{self.name} prepares {trial.prompt.token_ids[0]}")
-
-    async def ask(self, engine: Any, trial: Trial) -> Sample:
-        self._log.append(self.name)
-        return Sample(self.name, len(self._log), 5, {5: -0.1, 6: -3.0}, 7, {})
-
-
 def test_warm_up_is_dropped_and_every_trial_is_prepared_just_before_it_is_asked() -> None:
     log: list[str] = []
-    trials = [Trial(Prompt((number,), ()), Prompt((), ())) for number in range(3)]
-    engine: Any = None
-    samples = measure(engine, {name: Counting(name, log, trials) for name in ("full", "b")}, SILENT)
-    assert [line for line in log if line.startswith("full")] == [
-        "full prepares 0", "full", "full prepares 1", "full", "full prepares 2", "full",
-    ]  # fmt: skip
-    assert all(log[log.index(f"b prepares {number}") + 1] == "b" for number in range(3))
-    assert [len(own) for own in samples.values()] == [2, 2]
-    assert min(sample.ttft_ms for own in samples.values() for sample in own) > 4
+
+    class Logging:
+        def generate(self, token_ids: Sequence[int], sampling: Any, recipe: Any) -> Delta:
+            log.append(f"asked {token_ids[0]}")
+            return Delta("", [5], len(log), logprobs=[{5: -0.1, 6: -3.0}])
+
+    def prepare(engine: Any, trial: Trial) -> None:
+        log.append(f"prepared {trial.prompt.token_ids[0]}")
+
+    engine: Any = Logging()
+    arms = {}
+    for arm, name in enumerate(("full", "b")):
+        trials = [Trial(Prompt((10 * arm + number,), ()), Prompt((), ())) for number in range(3)]
+        arms[name] = Arm(name, trials, prepare=prepare)
+    samples = measure(engine, arms, SILENT)
+    asked = [0, 10, 11, 1, 2, 12]
+    assert log == [line for number in asked for line in (f"prepared {number}", f"asked {number}")]
+    assert [[sample.ttft_ms for sample in own] for own in samples.values()] == [[8e3, 10e3], [6e3, 12e3]]

@@ -31,15 +31,15 @@ def test_table_is_pasted_in_its_place_with_what_it_was_measured_on(tmp_path: Pat
     path = tmp_path / "page.md"
     path.write_text(PAGE)
 
-    def show(results: Any, console: Console) -> None:
+    def show(console: Console) -> None:
         for number in range(3):
             table = table_with("arm", "TTFT ms")
             table.add_row(f"arm {number}", "1,234")
             console.print(table)
         console.print("a note", markup=False)
 
-    measured_on = SimpleNamespace(to_dict=lambda: {"machine": asdict(MACHINE)})
-    pasted(show, "t", path)(measured_on, Console(file=io.StringIO()))
+    results: Any = SimpleNamespace(show=show, to_dict=lambda: {"machine": asdict(MACHINE)})
+    pasted("t", path)(results, Console(file=io.StringIO()))
     measured = "Commit 0123456, paper on paper, 2 threads."
     assert path.read_text() == "# A\n" + "\nbetween\n".join(
         f"<!-- t-table{end} -->\n| arm | TTFT ms |\n| --- | ---: |\n| arm {n} | 1,234 |\n\n{measured}\n"

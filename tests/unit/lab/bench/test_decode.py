@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 
-from blendrag.lab.bench.decode import ARMS, MEASURES, DecodeOptions, DecodeResults, print_decode
+from blendrag.lab.bench.decode import ARMS, MEASURES, DecodeResults
+from blendrag.lab.options import DecodeOptions
 from blendrag.lab.results import Setup
 from blendrag.lab.statistics import Spread
 from blendrag.settings import Settings
@@ -29,5 +29,5 @@ def test_every_arm_is_shown_with_its_numbers() -> None:
     setup = Setup(DecodeOptions(512), Settings(), MACHINE, (7512, 7530))
     results = DecodeResults(rows, 497, 219, setup)
     shown = (*ARMS, "2,500", "5,000", "960", "93.0", "6.8%", "497 tokens a head", "7,530")
-    check_table(partial(print_decode, results), *shown)
+    check_table(results.show, *shown)
     assert len(json.loads(json.dumps(results.to_dict()))["rows"]) == 6

@@ -17,10 +17,10 @@ from blendrag.lab.bench.model import (
     GPUS,
     SHAPES,
     ModelOptions,
-    ModelResults,
     break_even,
     estimate,
     measure,
+    run_model,
     tables,
 )
 from blendrag.tables import markdown
@@ -60,7 +60,7 @@ def test_break_even_is_where_blending_begins_to_be_faster() -> None:
 
 def test_tables_of_the_page_are_what_the_model_says() -> None:
     page = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
-    for table in tables(ModelResults(ModelOptions(), None)):
+    for table in tables(run_model(ModelOptions("H100"))):
         assert markdown(table) in page, markdown(table)
 
 
@@ -69,7 +69,7 @@ def test_rates_of_a_device_are_measured(monkeypatch: pytest.MonkeyPatch) -> None
     with stand_in(monkeypatch):
         rates = measure(DEVICE, size=16)
     assert min(astuple(rates)) > 0
-    assert "4,096 here" in markdown(tables(ModelResults(ModelOptions(), rates))[0])
+    assert "4,096 here" in markdown(tables(run_model(ModelOptions("H100"), rates))[0])
 
 
 def test_command_says_what_it_assumes(monkeypatch: pytest.MonkeyPatch) -> None:

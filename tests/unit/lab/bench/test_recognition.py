@@ -9,8 +9,9 @@ import pytest
 from rich.console import Console
 
 from blendrag.errors import ConfigError
-from blendrag.lab.bench.recognition import RecognitionOptions, print_recognition, run_recognition
+from blendrag.lab.bench.recognition import run_recognition
 from blendrag.lab.bench.shapes import SHAPES
+from blendrag.lab.options import RecognitionOptions
 from blendrag.progress import SILENT
 from blendrag.settings import Settings
 
@@ -23,7 +24,7 @@ def test_documents_are_known_from_their_third_sight_on_in_every_shape(model_dir:
         assert shape.later > 0.85 and shape.second < 0.1, name
         assert shape.kv > 0 and shape.tokens > 3 * 64
     console = Console(file=StringIO(), width=120)
-    print_recognition(results, console)
+    results.show(console)
     assert results.to_dict()["machine"]["model"] == str(model_dir)
 
 

@@ -15,7 +15,6 @@ from blendrag.lab.bench.speculate import (
     SpeculateResults,
     Waited,
     _trials,
-    print_speculate,
 )
 from blendrag.lab.bootstrap import difference
 from blendrag.lab.results import Setup
@@ -41,7 +40,7 @@ def test_results_are_shown_and_are_json() -> None:
     setup = Setup(SpeculateOptions(), Settings(), replace(MACHINE, cpu="A CPU [model]"), ())
     results = SpeculateResults((waited(2.0),), setup=setup)
     console = Console(record=True, width=120)
-    print_speculate(results, console)
+    results.show(console)
     shown = console.export_text()
     assert "-2%" in shown and "90%" in shown and "400 ms" in shown and "A CPU [model]" in shown
     (wait,) = json.loads(json.dumps(results.to_dict()))["waits"]

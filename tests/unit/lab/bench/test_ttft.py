@@ -11,10 +11,14 @@ from typing import Any
 import pytest
 
 from blendrag.errors import ConfigError
-from blendrag.lab.arms import BlendedPrefill, Sample
+from blendrag.lab.arms import Sample
 from blendrag.lab.bench.axes import ALL, AXES, Point, axis_named, parse_ratios
-from blendrag.lab.bench.ttft import CodecCost, TtftOptions, TtftResults, _arms
-from blendrag.lab.bench.ttft_report import draw_sweep, draw_ttft, print_sweep, print_ttft
+from blendrag.lab.bench.ttft import (
+    CodecCost,
+    TtftResults,
+    _arms,
+)
+from blendrag.lab.options import TtftOptions
 from blendrag.lab.prompts import PromptMaker
 from blendrag.lab.results import Setup
 from blendrag.lab.statistics import summarise
@@ -89,8 +93,9 @@ def test_step_of_quality_is_measured_with_its_selector(tokenizer: Any, settings:
     assert len(arms) == 2 + 1 + len(steps)
     for name, step in steps.items():
         arm = arms[cases[name]["blended"]]
-        assert isinstance(arm, BlendedPrefill) and arm.name == name
-        options = arm._recipe.options
+        recipe = arm.asked(arm.trials[0]).recipe
+        assert recipe and arm.name == name
+        options = recipe.options
         assert (options.selector, options.recompute_ratio) == step
 
 
@@ -117,17 +122,17 @@ def results(axis: str, *values: Any) -> TtftResults:
             "int8": CodecCost(11745, 0.003, 0.007),
         },
         Setup(
-            TtftOptions(axis, values), Settings(), replace(MACHINE, cpu="A CPU [model]"),
-            (3140, 3142),
+            TtftOptions(axis, values, exact=axis == "ratio"), Settings(),
+            replace(MACHINE, cpu="A CPU [model]"), (3140, 3142),
         ),
     )  # fmt: skip
 
 
 CASES = [
-    (results("ratio", 0.15), print_ttft, draw_ttft, ("blend@0.15", "4.15x", "461")),
-    (results("chunks", 2, 4, 12), print_sweep, draw_sweep, ("2,002", "4.15x", "0.0000", "461")),
-    (results("quality", "fast", "close"), print_sweep, draw_sweep, ("fast", "close", "4.15x")),
-    (results("codec", "raw", "int8"), print_sweep, draw_sweep, ("int8", "3.95x", "1.96x", "0.70%")),
+    (results("ratio", 0.15), ("blend@0.15", "4.15x", "461")),
+    (results("chunks", 2, 4, 12), ("2,002", "4.15x", "0.0000", "461")),
+    (results("quality", "fast", "close"), ("fast", "close", "4.15x")),
+    (results("codec", "raw", "int8"), ("int8", "3.95x", "1.96x", "0.70%")),
 ]
 
 

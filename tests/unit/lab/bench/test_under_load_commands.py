@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from blendrag.lab.bench.beside import Beside, BesideOptions, BesideResults
-from blendrag.lab.bench.load import LoadOptions, LoadResults
-from blendrag.lab.bench.load_report import draw_beside, draw_load, print_beside, print_load, print_tree
+from blendrag.lab.bench.beside import Beside, BesideResults
+from blendrag.lab.bench.load import LoadResults
 from blendrag.lab.bench.open_loop import Alone, LoadArm, Run
-from blendrag.lab.bench.tree import Compared, TreeOptions, TreeResults
+from blendrag.lab.bench.tree import Compared, TreeResults
 from blendrag.lab.bootstrap import Interval
+from blendrag.lab.options import BesideOptions, LoadOptions, TreeOptions
 from blendrag.lab.results import Setup
 from blendrag.lab.statistics import Percentiles, Spread
 from blendrag.settings import Settings
@@ -47,7 +47,7 @@ def load_results() -> LoadResults:
         "prefix": arm(None, run(1.5, 1300)),
         "blended": arm(3.0, run(1.5, 300), run(3.0, 600)),
     }
-    return LoadResults(arms, 1600.0, setup=setup(LoadOptions()))
+    return LoadResults(arms=arms, bound_ms=1600.0, setup=setup(LoadOptions()))
 
 
 def tree_results() -> TreeResults:
@@ -55,7 +55,9 @@ def tree_results() -> TreeResults:
     arms = {**load.arms, "both": load.arms["blended"]}
     compared = [Compared("both", "blended", rate, Interval(0.6, 0.5, 0.7)) for rate in (None, 1.5)]
     options = TreeOptions(Path("squad.json.gz"))
-    return TreeResults(arms, compared, (250, 31_000), 1600.0, setup=setup(options))
+    return TreeResults(
+        arms=arms, bound_ms=1600.0, compared=compared, documents=(250, 31_000), setup=setup(options)
+    )
 
 
 def beside_results() -> BesideResults:
@@ -72,11 +74,11 @@ def beside_results() -> BesideResults:
 
 
 CASES = [
-    (load_results(), print_load, draw_load,
+    (load_results(),
      ("8,000 >", "none", "3.00 at least", "3.00x", "7 requests were")),
-    (tree_results(), print_tree, draw_load,
+    (tree_results(),
      ("both / blended", "alone", "0.50-0.70", "squad.json.gz", "250 documents (31,000 tokens)", "rank**-1")),
-    (beside_results(), print_beside, draw_beside, ("blended", "900", "2.5", "1,700", "1.6", "400 ms")),
+    (beside_results(), ("blended", "900", "2.5", "1,700", "1.6", "400 ms")),
 ]  # fmt: skip
 
 

@@ -12,7 +12,7 @@ import pytest
 from blendrag.lab.bootstrap import Interval
 from blendrag.lab.evaluate.formats import Question
 from blendrag.lab.evaluate.recommend import recommend
-from blendrag.lab.evaluate.run import Evaluation
+from blendrag.lab.evaluate.report import Evaluation
 from blendrag.lab.evaluate.samples import AnswerSample
 from blendrag.lab.evaluate.summary import ArmSummary, Times, summarise
 from paper_machine import MACHINE

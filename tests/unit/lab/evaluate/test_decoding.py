@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from blendrag.lab.evaluate.arms import parse_arms
 from blendrag.lab.evaluate.decoding import DecodedSummary, decoding_table, summarise_decoding
-from blendrag.lab.evaluate.plot import draw
-from blendrag.lab.evaluate.run import Evaluation
 from blendrag.lab.evaluate.samples import AnswerSample, Lost
 from blendrag.settings import Settings
-from shown import check_picture
 
 ARMS = parse_arms(["512:ada", "512:uniform", "2048:ada"], None, Settings())
 WHOLE = "query@0.15"
@@ -59,13 +55,8 @@ def test_prompt_that_was_kept_whole_is_not_counted(
     assert f"{WHOLE}:2048:ada" not in decoding
 
 
-def test_budget_is_shown_and_drawn(
-    results: Evaluation, decoding: dict[str, DecodedSummary], tmp_path: Path
-) -> None:
+def test_budget_is_shown(decoding: dict[str, DecodedSummary]) -> None:
     console = Console(file=io.StringIO(), width=140)
     console.print(decoding_table(decoding))
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "50.0%" in text and "+0.250" in text and "-0.0300" in text
-    path = tmp_path / "eval.png"
-    draw(replace(results, decoding=decoding), path)
-    check_picture(path)

@@ -12,14 +12,12 @@ from typing import Any
 from rich.console import Console
 
 from blendrag.lab.bootstrap import Interval
-from blendrag.lab.evaluate.plot import draw
-from blendrag.lab.evaluate.report import print_evaluation
-from blendrag.lab.evaluate.run import Evaluation
+from blendrag.lab.evaluate.report import Evaluation
 
 
 def printed(results: Evaluation, width: int = 100) -> str:
     console = Console(file=io.StringIO(), width=width)
-    print_evaluation(results, console)
+    results.show(console)
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
@@ -86,10 +84,10 @@ def test_results_can_be_read_by_scripts(results: Evaluation) -> None:
 
 
 def test_picture_is_drawn_whatever_was_measured(results: Evaluation, tmp_path: Path) -> None:
-    draw(results, tmp_path / "all.svg")
+    results.draw(tmp_path / "all.svg")
     text = (tmp_path / "all.svg").read_text()
     for label in ("full prefill", "full reuse", "hkvd", "first_k", "gap closed"):
         assert f"<!-- {label}" in text or f"{label} -->" in text
     few = {name: results.arms[name] for name in ("full", "hkvd@0.15")}
-    draw(replace(results, arms=few), tmp_path / "few.png")
+    replace(results, arms=few).draw(tmp_path / "few.png")
     assert (tmp_path / "few.png").read_bytes().startswith(b"\x89PNG")

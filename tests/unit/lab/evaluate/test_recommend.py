@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from blendrag.lab.evaluate.recommend import recommend
-from blendrag.lab.evaluate.run import Evaluation
+from blendrag.lab.evaluate.report import Evaluation
 from blendrag.lab.evaluate.summary import ArmSummary
 
 Numbers = Callable[..., ArmSummary]

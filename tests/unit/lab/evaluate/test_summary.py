@@ -10,7 +10,7 @@ import pytest
 from blendrag.errors import ConfigError
 from blendrag.lab.bootstrap import Interval
 from blendrag.lab.evaluate.formats import Question
-from blendrag.lab.evaluate.run import Evaluation
+from blendrag.lab.evaluate.report import Evaluation
 from blendrag.lab.evaluate.samples import AnswerSample
 from blendrag.lab.evaluate.summary import summarise
 

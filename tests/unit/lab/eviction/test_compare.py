@@ -10,9 +10,10 @@ from typer.testing import CliRunner
 
 from blendrag.cli.bench import app
 from blendrag.eviction import POLICIES
-from blendrag.lab.eviction.compare import EvictionOptions, run_eviction
+from blendrag.lab.eviction.compare import run_eviction
 from blendrag.lab.eviction.source import TraceSource, dialog_trace
 from blendrag.lab.eviction.trace import Dialog, DialogTurn, Request, RequestTrace
+from blendrag.lab.options import EvictionOptions
 from blendrag.progress import SILENT
 
 
@@ -46,7 +47,7 @@ def test_all_policies_and_optimum_on_dialogues() -> None:
     source = TraceSource(
         lambda seed: dialog_trace(talks(), seconds=300.0, gap_s=20.0, active=10, seed=seed), generated=True
     )
-    options = EvictionOptions.parse("1000,4000", None, 3, 0.0)
+    options = EvictionOptions(Path("t"), "1000,4000", seeds=3)
     results = run_eviction(source, options, SILENT)
     assert set(results.policies) == {*POLICIES, "optimal"}
     assert results.config["traces"] == 3
@@ -69,11 +70,11 @@ def test_gap_that_is_closed_is_the_share_of_the_optimums() -> None:
     source = TraceSource(
         lambda seed: RequestTrace("t", requests, prefix=False, unit="blocks"), generated=False
     )
-    results = run_eviction(source, EvictionOptions((2, 3, 9), ("lru", "lfu"), 1), SILENT)
+    results = run_eviction(source, EvictionOptions(Path("t"), "2,3,9", "lru,lfu"), SILENT)
     for place in (0, 1):
         low, own, high = (results.policies[name][place] for name in ("lru", "lfu", "optimal"))
         assert results.closed["lfu"][place] == pytest.approx((own - low) / (high - low))
     assert results.closed["lfu"][2] is None, "there is no gap"
     assert set(results.closed) == {"lfu", "optimal"}
-    alone = run_eviction(source, EvictionOptions((2,), ("lfu",), 1), SILENT)
+    alone = run_eviction(source, EvictionOptions(Path("t"), "2", "lfu"), SILENT)
     assert not alone.closed

@@ -13,8 +13,9 @@ import pytest
 from blendrag.errors import SourceError
 from blendrag.eviction import make_policy
 from blendrag.lab.eviction.replay import optimum, replay
-from blendrag.lab.eviction.source import RetrievalLoad, open_source
+from blendrag.lab.eviction.source import open_source
 from blendrag.lab.eviction.trace import read_dialogs, read_mooncake
+from blendrag.lab.options import EvictionOptions
 from blendrag.lab.questions import read_azure
 from places import DATA
 
@@ -64,7 +65,7 @@ def test_wrong_mooncake_line_is_refused_and_named(tmp_path: Path, text: str, say
     path = tmp_path / "trace.jsonl"
     path.write_text(text)
     with pytest.raises(SourceError, match=f"trace.jsonl.*{says}"):
-        open_source(path, RetrievalLoad())
+        open_source(EvictionOptions(path, "1"))
 
 
 @pytest.mark.parametrize(
@@ -78,7 +79,9 @@ def test_damaged_archive_is_named(tmp_path: Path, damage: Callable[[bytes], byte
         read_mooncake(path)
 
 
-@pytest.mark.parametrize("read", [read_mooncake, read_azure, lambda path: open_source(path, RetrievalLoad())])
+@pytest.mark.parametrize(
+    "read", [read_mooncake, read_azure, lambda path: open_source(EvictionOptions(path, "1"))]
+)
 def test_wrong_path_is_named(tmp_path: Path, read: Callable[[Path], object]) -> None:
     for path in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(SourceError, match=path.name):
@@ -100,7 +103,7 @@ def test_azure_times_are_seconds_since_the_first(tmp_path: Path) -> None:
         (HEAD + "yesterday,1,1\n", "line 2"),
         (HEAD + "2023-11-16 18:17:04,1,-1\n", "line 2: .*not two numbers"),
         (HEAD + "2023-11-16 18:17:04,1,1\n2023-11-16 18:17:04+00:00,1,1\n", "line 3"),
-        ("\xff\xfe", "line 1"),
+        ("\xff\xff", "line 1"),
     ],
 )
 def test_wrong_azure_line_is_refused_and_named(tmp_path: Path, text: str, says: str) -> None:

@@ -16,12 +16,13 @@ import pytest
 
 from blendrag.errors import SourceError
 from blendrag.lab import questions
-from blendrag.lab.eviction.source import RetrievalLoad, retrieval_trace
+from blendrag.lab.eviction.source import retrieval_trace
 from blendrag.lab.eviction.trace import RequestTrace
+from blendrag.lab.options import EvictionOptions
 from blendrag.lab.questions import Embedded, Questions, embedded, read_questions
 from blendrag.models import DEFAULT_EMBEDDER
 
-LOAD = RetrievalLoad(rate=5.0, seconds=400.0, top_k=3)
+LOAD = EvictionOptions(Path("t"), "1", rate=5.0, seconds=400.0, top_k=3)
 
 
 class Hashing:
