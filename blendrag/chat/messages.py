@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from blendrag.errors import ModelError
-from blendrag.prompt import Messages, writes_all
+from blendrag.prompt import Messages, passed_over
 
 Message = dict[str, Any]
 
@@ -35,20 +35,27 @@ def merge_runs(messages: Messages) -> list[Message]:
 
 
 def fit_template(tokenizer: Any, messages: Messages, /, **template_options: Any) -> list[Message]:
-    """Return merged messages in the first form that the template writes whole; else in the first that it
-    takes. Raises ModelError for none."""
+    """Return merged messages in the form of which the template passes over the fewest contents. Raises
+    ModelError if it takes none."""
+    best: tuple[int, list[Message]] | None = None
     first_error: ModelError | None = None
-    taken: list[Message] | None = None
+    tried: list[list[Message]] = []
     for form in _FORMS:
         fitted = merge_runs(form(merge_runs(messages)))
+        if fitted in tried:
+            continue
+        tried.append(fitted)
         try:
-            if writes_all(tokenizer, fitted, **template_options):
-                return fitted
-            taken = taken or fitted
+            lost = passed_over(tokenizer, fitted, **template_options)
         except ModelError as error:
             first_error = first_error or error
-    if taken is not None:
-        return taken
+            continue
+        if not lost:
+            return fitted
+        if best is None or lost < best[0]:
+            best = lost, fitted
+    if best is not None:
+        return best[1]
     assert first_error is not None
     raise first_error
 

@@ -23,7 +23,7 @@ from blendrag.chat.request import REQUIRED, ChatRequest
 from blendrag.chat.schema import JOINTS, OWN, Schemas, json_grammar
 from blendrag.engine.client.generation import Grammar
 from blendrag.errors import BlendragWarning
-from blendrag.prompt import render_chat, writes_all
+from blendrag.prompt import passed_over, render_chat
 
 _INTRODUCTION = (
     "You may call one or more functions. These are their signatures, a JSON object per line:\n"
@@ -101,7 +101,7 @@ def _names(template: Any) -> tuple[str, ...]:
 
 def _takes(tokenizer: Any, *messages: Message) -> bool:
     try:
-        return writes_all(tokenizer, messages)
+        return not passed_over(tokenizer, messages)
     except Exception:  # templates fail in their own ways at what they do not know
         return False
 

@@ -99,5 +99,6 @@ def _detected(sample: bytes) -> str:
     return detect(_LONE_SIGN.sub(b" ", sample.replace(b"<", b" "))).codec or "cp1252"
 
 
-_ASCII = re.compile(rb"[\0-\x7f]{64,}")  # says nothing, however much of it stands before the first letter
+# It says nothing, however much of it stands before the first letter. Its first byte may be the end of one.
+_ASCII = re.compile(rb"(?<=[\0-\x7f])[\0-\x7f]{64,}")
 _LONE_SIGN = re.compile(rb"(?<![A-Za-z\x80-\xff])[\xa1-\xbf](?![\x80-\xff])")

@@ -6,7 +6,7 @@ from blendrag.prompt.planner import plan_chat, plan_prompt
 from blendrag.prompt.prefix import shared_prefix, start_prefix
 from blendrag.prompt.recognise import KnownText, Match, Recogniser
 from blendrag.prompt.repeats import Sightings
-from blendrag.prompt.template import Messages, decode, encode_document, render_chat, writes_all
+from blendrag.prompt.template import Messages, decode, encode_document, passed_over, render_chat
 
 __all__ = [
     "DocumentNote",
@@ -22,10 +22,10 @@ __all__ = [
     "assemble",
     "decode",
     "encode_document",
+    "passed_over",
     "plan_chat",
     "plan_prompt",
     "render_chat",
     "shared_prefix",
     "start_prefix",
-    "writes_all",
 ]

@@ -78,14 +78,15 @@ def render_parts(tokenizer: Any, messages: Messages, /, **options: Any) -> list[
     return [part for part in parts if part.text]
 
 
-def writes_all(tokenizer: Any, messages: Messages, /, **options: Any) -> bool:
-    """Return whether the model's chat template writes the contents of all ``messages``: some pass over a
-    system message that is not the first, or roles that they do not know. Raises ModelError as ``render_chat``
-    does."""
+def passed_over(tokenizer: Any, messages: Messages, /, **options: Any) -> int:
+    """Return how many contents of ``messages`` the model's chat template does not write: some pass over a
+    system message that is not the first, roles that they do not know, or what is said beside a call. Raises
+    ModelError as ``render_chat`` does."""
     masked, marks, _ = _masked(messages)
     shown = render_chat(tokenizer, masked, **options)
-    return all(
-        mark in shown for message, mark in zip(masked, marks, strict=True) if message.get("content") == mark
+    return sum(
+        message.get("content") == mark and mark not in shown
+        for message, mark in zip(masked, marks, strict=True)
     )
 
 

@@ -109,9 +109,11 @@ class KVStore(KVReader):
             opened.callback(catalogue.close)
             opened.callback(close_all, tiers)
             catalogue.settle_dtype(dtype)
-            layout, at = layout or Layout(identity, dtype, own, shards), primary_at(stack)
+            at = primary_at(stack)
             if shards > 1 and stack[at].kind == "ram":
-                raise ConfigError(f"{shards} ranks cannot share KV by RAM alone: add a tier below it")
+                remedy = "give a disk tree_bytes" if layout else "add a tier below it"
+                raise ConfigError(f"{shards} ranks cannot share KV by RAM alone: {remedy}")
+            layout = layout or Layout(identity, dtype, own, shards)
             primary = Primary(catalogue)
             for own_at, spec in enumerate(stack):
                 evicting = primary.evicting if own_at == at else None

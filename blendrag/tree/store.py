@@ -22,7 +22,7 @@ from blendrag.tree.tree import Tree
 
 class NodeMissingError(Exception):
     """A node cannot be had: the message says why. ``damaged``: the tier and the key of a record that the
-    first rank has to put aside. Never leaves the engine's worker."""
+    first rank has to put aside, or to find missing. Never leaves the engine's worker."""
 
     damaged: tuple[str, str] | None = None
 
@@ -96,9 +96,9 @@ class NodeStore:
         allow: Callable[[Sequence[Tier]], None] = lambda tiers: None,
     ) -> list[tuple[Record, Tier]]:
         """Return what this rank reads of the records of consecutive nodes of a path, verified, and the tiers
-        they were in. nodes:
-        (key, all token ids up to its end) of each. use: whether they count as used. allow: is told of the
-        tiers before anything is read, and may raise. Raises NodeMissingError if one cannot be had."""
+        they were in. nodes: (key, all token ids up to its end) of each. use: whether they count as used.
+        allow: is told of the tiers before anything is read, and may raise. Raises NodeMissingError if one
+        cannot be had."""
         opened = self.kv.open_records(nodes, use=use)
         records: list[tuple[Record, Tier]] = []
         try:
@@ -106,7 +106,10 @@ class NodeStore:
                 allow([one.tier for one in opened if isinstance(one, Opened)])
             for one, (key, ids) in zip(opened, nodes, strict=True):
                 if isinstance(one, Miss):
-                    raise NodeMissingError(f"{key} is {one.reason}")
+                    missing = NodeMissingError(f"{key} is {one.reason}")
+                    if one.reason in ("damaged", "missing"):
+                        missing.damaged = self.kv.tiers[-1].name, key
+                    raise missing
                 if one.head.tokens != len(ids):
                     raise NodeMissingError(f"{key} has other tokens")
                 try:

@@ -72,7 +72,7 @@ class Ingest(WorkerHook):
         filling.prefill.forget()
         delete = partial(filling.opened.kv.delete, keys, everywhere=everywhere)
         chunks, unreachable = yield from by_owner(self._ranks, self._writer, delete)
-        if not self._ranks.first:
+        if not self._ranks.first and self._filling.get(store) is filling:  # it may have closed meanwhile
             delete()
         return Deleted(chunks, tuple(unreachable))
 

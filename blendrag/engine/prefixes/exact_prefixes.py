@@ -126,10 +126,11 @@ class ExactPrefixes(WorkerHook):
 
     def delete(self, tree: str, keys: Sequence[str]) -> Generator[bool, None, None]:
         """Drop nodes, even while they are being stored."""
-        delete = partial(self._trees[tree].delete, keys)
-        yield from by_owner(self._ranks, self._writer, delete)
-        if not self._ranks.first:
-            delete()
+        if (opened := self._trees.get(tree)) is None:
+            return
+        yield from by_owner(self._ranks, self._writer, partial(opened.delete, keys))
+        if not self._ranks.first and self._trees.get(tree) is opened:  # it may have closed meanwhile
+            opened.delete(keys)
 
     def stats(self, tree: str) -> dict[str, Any]:
         return self._trees[tree].stats()
@@ -216,7 +217,7 @@ class ExactPrefixes(WorkerHook):
         """Put the exact prefix of a prompt whose rest is blended into its blocks. Returns what is left to do,
         and what was loaded. If the prefix cannot be had, the prompt is blended from its beginning."""
         head, end = order.recipe.head, order.recipe.exact_end
-        if not order.written < end < len(order.token_ids):
+        if order.recipe.tree not in self._trees or not order.written < end < len(order.token_ids):
             return order, None
         ids = order.token_ids[:end]
         load = NodeLoad(
@@ -230,7 +231,7 @@ class ExactPrefixes(WorkerHook):
         )
         try:
             report = self.load(load)
-        except (_RefusedError, NodeMissingError, KeyError) as error:
+        except (_RefusedError, NodeMissingError) as error:
             _log.info("a prompt is blended from its beginning: %s", error)
             return order, None
         return replace(order, written=len(ids)), report

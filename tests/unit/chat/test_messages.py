@@ -111,6 +111,12 @@ def test_content_that_no_form_shows_costs_no_other(strict: Any) -> None:
     strict.chat_template = "{% for m in messages if m.role != 'assistant' %}{{ m.content }}{% endfor %}"
     talk = [say("system", "s"), say("user", "Hi"), say("assistant", "Hello")]
     assert fit_template(strict, talk) == talk
+    strict.chat_template = (
+        "{% for m in messages %}{% if m.role != 'assistant' and (loop.first or m.role != 'system') %}"
+        "{{ m.content }}{% endif %}{% endfor %}"
+    )
+    more = [*talk, say("system", "In French."), say("user", "And?")]
+    assert fit_template(strict, more) == [*talk, say("user", "In French.\nAnd?")]
 
 
 def test_template_that_takes_nothing_is_a_clear_error(strict: Any) -> None:

@@ -80,6 +80,13 @@ def test_letters_are_read_however_far_behind_the_beginning_they_stand(plain: str
     assert decode(text.encode("cp1251")) == text
 
 
+@pytest.mark.parametrize(("text", "encoding"), [("コンピュータ", "cp932"), ("成功的案例功", "big5")])
+def test_letter_before_much_plain_text_is_whole(text: str, encoding: str) -> None:
+    """The second byte of the last one is a letter of ASCII's."""
+    page = f"{text}{'A' * 100}\n" * 8
+    assert decode(page.encode(encoding)) == page
+
+
 def test_line_ends_do_not_make_two_texts_of_one() -> None:
     assert decode(b"a\r\nb\rc\n") == "a\nb\nc\n"
 

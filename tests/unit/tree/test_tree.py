@@ -370,6 +370,9 @@ def test_each_rank_reads_its_own_part_of_a_node(tmp_path: Path) -> None:
     assert missing.value.damaged is not None and tree.match([node]) == 1, "the first rank has to be told"
     ranks[0].kv.damaged(*missing.value.damaged)
     assert tree.match([node]) == 0
+    with pytest.raises(NodeMissingError, match="missing") as missing:
+        ranks[1].load(wanted)
+    assert missing.value.damaged == ("tree disk", node.key)
     for store in reversed(ranks):
         store.close()
     tree.close()
