@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import warnings
 from collections import Counter
@@ -33,6 +34,8 @@ from blendrag.settings import Settings
 from blendrag.store.catalogue import Catalogue
 from blendrag.store.codec import CODECS
 from blendrag.store.contexts import Chunk, Contexts
+
+_log = logging.getLogger(__name__)
 
 _MOST_REUSED = 10
 
@@ -176,8 +179,10 @@ class Library:
         Warns, once, of texts whose KV is not kept: their vector store has not told of them, or the folder of
         the KV has been removed.
         """
-        with contextlib.suppress(BlendragError):
+        try:
             self._prefetch(texts)
+        except BlendragError:
+            _log.debug("could not read KV ahead", exc_info=True)
 
     def _prefetch(self, texts: Iterable[str]) -> None:
         recogniser = self._known.now()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
@@ -49,7 +50,7 @@ class EngineRecorder:
         self.start()
         return self
 
-    def later(self, work: None) -> None:
+    def later(self, work: Future[Any]) -> None:
         pass
 
     def settle(self) -> None:
@@ -64,8 +65,14 @@ class EngineRecorder:
         self.tokens += tokens
         return Ingested(tokens, 0, 0.0, 0)
 
-    def ingest_later(self, chunks: Sequence[Chunk]) -> None:
+    def ingest_later(self, chunks: Sequence[Chunk]) -> Future[Any]:
         self.ingest(chunks)
+        return self.check_later(())
+
+    def check_later(self, chunks: Sequence[Chunk]) -> Future[Any]:
+        ended = Future[Any]()
+        ended.set_result(None)
+        return ended
 
     def flush(self) -> int:
         return 0

@@ -260,7 +260,7 @@ def test_search_answers_though_reading_ahead_failed(
         raise EngineError("the engine has died")
 
     monkeypatch.setattr(recorder, "prefetch", fail)
-    with caplog.at_level(logging.DEBUG, "langchain_blendrag"):
+    with caplog.at_level(logging.DEBUG, "blendrag"):
         assert len(store.similarity_search("sea", k=2)) == 2
     assert "could not read KV ahead" in caplog.text
     assert all(record.levelno == logging.DEBUG for record in caplog.records if "KV" in record.message)
