@@ -81,13 +81,12 @@ class Stores:
             raise ConfigError("data parallel engines cannot share KV by RAM alone: add a tier below it")
         holds = (ENDS_WITHIN_S if lock else None, lock)
 
-        def read() -> KVReader:
+        def begin() -> KVReader:
+            if self._owner and ranks.first:
+                return KVStore.open(root, kind, dtype, stack, own, shards, *holds)
             return KVReader.open(root, kind, dtype, stack, own, shards)
 
-        def store() -> KVReader:
-            return KVStore.open(root, kind, dtype, stack, own, shards, *holds)
-
-        return open_on_all(ranks, store if self._owner else read, read)
+        return open_on_all(ranks, begin)
 
     def get(self, store: str) -> OpenStore:
         if store not in self._stores:

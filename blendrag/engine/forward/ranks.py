@@ -22,13 +22,13 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Closed(Protocol):
-    """What is closed again."""
+class Closable(Protocol):
+    """An object that can be closed."""
 
     def close(self) -> None: ...
 
 
-C = TypeVar("C", bound=Closed)
+C = TypeVar("C", bound=Closable)
 
 
 def attempt(work: Callable[[], T]) -> tuple[T | None, BlendragError | None]:
@@ -98,12 +98,12 @@ class Ranks:
 ALONE = Ranks()
 
 
-def open_on_all(ranks: Ranks, by_owner: Callable[[], C], by_others: Callable[[], C]) -> C:
+def open_on_all(ranks: Ranks, begin: Callable[[], C]) -> C:
     """Open a store on the owner, and then on the other ranks, which find what it has made; or on none:
     otherwise only some would take part in what all do next. Raises a BlendragError on all of them."""
-    opened, error = attempt(by_owner) if ranks.first else (None, None)
+    opened, error = attempt(begin) if ranks.first else (None, None)
     if (error := ranks.choose(error)) is None and not ranks.first:
-        opened, error = attempt(by_others)
+        opened, error = attempt(begin)
     error = next(filter(None, ranks.everyone(error)), None)
     if error is not None:
         if opened is not None:

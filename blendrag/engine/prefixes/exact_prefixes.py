@@ -106,10 +106,10 @@ class ExactPrefixes(WorkerHook):
                 cache.block_size, cache.block_bytes, cache.states.state_bytes if cache.states else 0
             )
 
-            def opened() -> NodeStore:
+            def begin() -> NodeStore:
                 return NodeStore.open(Path(root), kind, self._dtype, specs, sizes, ranks.rank, ranks.size)
 
-            self._trees[root] = open_on_all(ranks, opened, opened)
+            self._trees[root] = open_on_all(ranks, begin)
         return root
 
     def close(self) -> None:
