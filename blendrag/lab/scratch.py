@@ -198,12 +198,12 @@ def scratch_tree(
     ranks share."""
     identity = kv_identity(settings, engine.model_path, prefix_ids(settings, engine.model_path))
     row = Layout(replace(identity, codec="raw"), engine.facts.dtype).row_bytes(engine.facts.block_size, 1)
-    limit = None if blocks is None else blocks * row * engine.facts.num_layers
+    limit = None if blocks is None else blocks * row * engine.facts.block_layers
     ram = TierSpec(kind="ram", bytes=limit, policy=ram_of(settings).policy)
     tiers = (ram, ram.model_copy(update={"kind": "disk"})) if disk else (ram,)
     with temporary_folder(settings, ram) as folder:
         tree, _ = tree_kind(engine.facts).open(
-            folder, tree_identity(identity, engine.facts.blocks, engine.facts.num_layers)
+            folder, tree_identity(identity, engine.facts.blocks, engine.facts.block_layers)
         )
         with contextlib.closing(tree):
             client = TreeClient.open(engine, folder, tree.identity, tiers)

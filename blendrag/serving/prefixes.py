@@ -71,7 +71,7 @@ class Prefixes:
         if not settings.tree_stays:
             shutil.rmtree(folder, ignore_errors=True)
         stack = settings.tree
-        of_blocks = tree_identity(catalogue.identity, engine.facts.blocks, engine.facts.num_layers)
+        of_blocks = tree_identity(catalogue.identity, engine.facts.blocks, engine.facts.block_layers)
         tree, emptied = tree_kind(engine.facts).open(folder, of_blocks)
         if emptied:
             warnings.warn(

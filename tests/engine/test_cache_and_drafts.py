@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-import json
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from prometheus_client import REGISTRY
 
+import blendrag.engine.client.engine as module
 from blendrag import BlendIndex
+from blendrag.engine.client.engine import Engine
 from blendrag.errors import ConfigError
 from blendrag.lab.doctor import run_doctor
 from blendrag.lab.running import lab_engine
+from blendrag.models import DEFAULT_MODEL, resolve_model
 from blendrag.settings import Settings
+from drafts import eagle_head
 from places import EXAMPLES
+from stored_trees import tree_tiers
 
 pytestmark = [pytest.mark.own_engine, pytest.mark.nightly]
 
+CLOSED = "When is the office in Bergen closed?"
+TRAVEL = "Who approves travel?"
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
 needs_avx512 = pytest.mark.skipif(
     not torch.cpu._is_avx512_supported(), reason="vLLM keeps KV in eight bits on CPUs with AVX-512 only"
@@ -42,7 +49,7 @@ def answers(folder: Path, model: Path, **options: Any) -> list[str]:
     with BlendIndex.open(folder, **settings(model, **options)) as index:
         index.ingest(EXAMPLES / "handbook", progress=False)
         found = []
-        for question in ("When is the office in Bergen closed?", "Who approves travel?"):
+        for question in (CLOSED, TRAVEL):
             blended = index.ask(question, max_tokens=24)
             assert blended.evidence.plain is None and blended.evidence.reused > 0
             found += [blended.text, index.ask(question, max_tokens=24, blend=False).text]
@@ -58,24 +65,38 @@ def test_drafts_change_no_blended_answer(model_dir: Path, tmp_path: Path) -> Non
     assert plain == by_ngram == by_head
 
 
-def eagle_head(model: Path, folder: Path) -> Path:
-    """An untrained one: the model's last layer over its own last states."""
-    out = folder / "eagle"
-    out.mkdir()
-    config = json.loads((model / "config.json").read_text())
-    last = f"model.layers.{config['num_hidden_layers'] - 1}."
-    size = config["hidden_size"]
-    config |= {"num_hidden_layers": 1, "tie_word_embeddings": True, "architectures": ["LlamaForCausalLM"]}
-    (out / "config.json").write_text(json.dumps(config))
-    weights = {
-        f"layers.0.{name.removeprefix(last)}": weight
-        for name, weight in load_file(model / "model.safetensors").items()
-        if name.startswith(last) and not name.endswith("input_layernorm.weight")
-    }
-    dtype = next(iter(weights.values())).dtype
-    weights["fc.weight"] = torch.cat([torch.zeros(size, size), torch.eye(size)], 1).to(dtype)
-    save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
-    return out
+def test_exact_prefix_comes_with_the_kv_of_the_model_that_drafts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that its drafts, of the model itself here, are accepted as behind full prefill."""
+    in_full = module.engine_args
+    monkeypatch.setattr(module, "engine_args", lambda *asked: in_full(*asked) | {"disable_log_stats": False})
+    model = str(resolve_model(DEFAULT_MODEL, Settings.load().cache_dir))
+    itself = {"method": "draft_model", "model": model, "num_speculative_tokens": 3}
+    asked = settings(Path(model), engine_args={"speculative_config": itself}, tiers=tree_tiers(disk=1 << 30))
+    engine, counted = Engine.shared(Settings.load(**asked)), []
+    with BlendIndex.open(tmp_path, **asked) as index:
+        index.ingest(EXAMPLES / "handbook", progress=False)
+        for question, exact in ((CLOSED, False), (CLOSED, True), (TRAVEL, True), (CLOSED, True)):
+            if exact:
+                index.warm(question)
+            while not engine.reset_prefix_cache():
+                time.sleep(0.05)
+            before = accepted()
+            evidence = index.ask(question, max_tokens=40, blend=False).evidence
+            assert (evidence.mode == "exact") is exact
+            counted.append(tuple(after - number for after, number in zip(accepted(), before, strict=True)))
+    engine.release()
+    assert counted[0][0] == counted[0][1] > 20
+    assert counted[1] == counted[3] == counted[0] and counted[2][0] == counted[2][1]
+
+
+def accepted() -> tuple[float, float]:
+    """Tokens that were drafted in this process, and those of them that were accepted."""
+    names = (f"vllm:spec_decode_num_{kind}_tokens_total" for kind in ("draft", "accepted"))
+    samples = [sample for metric in REGISTRY.collect() for sample in metric.samples]
+    drafted, kept = (sum(one.value for one in samples if one.name == name) for name in names)
+    return drafted, kept
 
 
 def test_measuring_with_drafts_is_refused_in_one_line(model_dir: Path) -> None:

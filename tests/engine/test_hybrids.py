@@ -22,6 +22,7 @@ from blendrag.serving.library import Library
 from blendrag.serving.prefill import PrefillReport
 from blendrag.serving.prefixes import Prefixes
 from blendrag.settings import Settings
+from drafts import add_mtp
 from model_shapes import SHAPES
 from stored_trees import tree_tiers
 
@@ -33,20 +34,34 @@ WORDS = ("river", "stone", "market", "winter", "engine", "paper", "light", "lett
 SYSTEM = "You answer briefly."
 
 
+# vLLM's CPU build drafts for hybrids without prefix caching only.
+DRAFTED = {
+    "speculative_config": {"method": "mtp", "num_speculative_tokens": 2},
+    "enable_prefix_caching": False,
+}
+
+
 @pytest.fixture(
     scope="module",
-    params=[1, pytest.param(2, marks=pytest.mark.nightly(part="ranks"))],
-    ids=["alone", "two ranks"],
+    params=[
+        {},
+        DRAFTED,
+        pytest.param({"tensor_parallel_size": 2}, marks=pytest.mark.nightly(part="ranks")),
+    ],
+    ids=["alone", "beside drafts", "two ranks"],
 )
 def settings(tmp_path_factory: pytest.TempPathFactory, tokenizer: Any, request: Any) -> Settings:
     (shape,) = (each for each in SHAPES if each.title == "Qwen 3 Next")
-    made = shape.settings(tmp_path_factory.mktemp("hybrid"), tokenizer)
+    folder = tmp_path_factory.mktemp("hybrid")
+    made = shape.settings(folder, tokenizer)
+    if request.param is DRAFTED:
+        add_mtp(folder)
     return Settings.load(
         model=made.model,
         max_model_len=2048,
         kv_cache_gib=1,
         system_prompt=SYSTEM,
-        engine_args={"max_num_batched_tokens": STEP, "tensor_parallel_size": request.param},
+        engine_args={"max_num_batched_tokens": STEP, **request.param},
         tiers=tree_tiers(disk=1 << 30),
     )
 
@@ -124,6 +139,8 @@ def test_prompt_that_goes_on_behind_a_state_grows_from_there(rig: Rig) -> None:
 
 
 def test_part_that_vllms_own_cache_has_is_not_loaded_again(rig: Rig) -> None:
+    if not rig.engine.facts.prefix_caching:
+        pytest.skip("vLLM has none here")
     third = rig.documents[2]
     plan, block = rig.plan(third), rig.engine.facts.block_size
     rig.prefixes.grow(plan)

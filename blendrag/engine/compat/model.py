@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, Self
 
@@ -92,6 +92,16 @@ def attention_of(layer: Any) -> Any | None:
     found = [module for module in layer.modules() if isinstance(module, AttentionLayerBase)]
     known = len(found) == 1 and (isinstance(found[0], Attention) or is_latent(found[0]))
     return found[0] if known else None
+
+
+def attentions_of_drafts(runner: Any, names: Collection[str]) -> list[Any]:
+    """Return those of the attention modules with these names that belong to the model which drafts, in its
+    order; empty if there is none."""
+    if runner.vllm_config.speculative_config is None:
+        return []
+    own = {id(module) for module in runner.get_model().modules()}
+    context = runner.vllm_config.compilation_config.static_forward_context
+    return [one for name, one in context.items() if name in names and id(one) not in own]
 
 
 def norm_behind_rope(layer: Any) -> Any | None:

@@ -34,7 +34,7 @@ def missing() -> list[str]:
         AsyncLLM: "from_engine_args collective_rpc reset_prefix_cache shutdown errored model_config",
         AsyncLLM.generate: "reasoning_ended reasoning_parser_kwargs",
         requests.SamplingParams: "extra_args output_kind structured_outputs",
-        VllmConfig: "use_v2_model_runner",
+        VllmConfig: "use_v2_model_runner speculative_config",
         CacheConfig: "block_size enable_prefix_caching",
         ModelConfig: "dtype max_model_len",
         ParallelConfig: "tensor_parallel_size data_parallel_index",
@@ -56,7 +56,7 @@ def missing() -> list[str]:
         KVCacheBlocks: "get_block_ids",
         KVConnectorOutput: "kv_connector_worker_meta",
         KVCacheManager: "get_block_ids",
-        MambaSpec: "block_size num_speculative_blocks mamba_cache_mode",
+        MambaSpec: "block_size mamba_cache_mode",
         KVCacheConfig: "num_blocks kv_cache_groups",
         connector.KVConnectorBase_V1: (
             "get_num_new_matched_tokens update_state_after_alloc build_connector_meta update_connector_output"

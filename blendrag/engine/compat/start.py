@@ -33,7 +33,7 @@ def no_embeddings_from_clients() -> None:
 
 
 # Arguments beside which a hybrid model keeps other states, or prompts share parts of blocks.
-_WITHOUT_STATES = ("speculative_config", "use_replayssm", "prefix_match_unit")
+_WITHOUT_STATES = ("use_replayssm", "prefix_match_unit")
 
 
 def start_llm(arguments: dict[str, Any], connector: dict[str, Any]) -> Any:

@@ -26,14 +26,14 @@ class StateGroups(NamedTuple):
 
     @classmethod
     def of(cls, kv_cache_config: Any) -> Self | None:
-        """Return the groups of vLLM's ``KVCacheConfig``, or None if they are of other kinds, if drafts need
-        blocks of their own, or if prefix caching takes every block before the last for a state."""
+        """Return the groups of vLLM's ``KVCacheConfig``, or None if they are of other kinds, or if prefix
+        caching takes every block before the last for a state. Blocks that drafts need come last."""
         specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
         full = [number for number, spec in enumerate(specs) if isinstance(spec, FullAttentionSpec)]
         states = [(number, spec) for number, spec in enumerate(specs) if isinstance(spec, MambaSpec)]
         if len(full) != 1 or not states or len(specs) != 1 + len(states):
             return None
-        if any(spec.num_speculative_blocks or spec.mamba_cache_mode == "all" for _, spec in states):
+        if any(spec.mamba_cache_mode == "all" for _, spec in states):
             return None
         return cls(full[0], tuple((number, spec.block_size) for number, spec in states))
 

@@ -24,6 +24,7 @@ from blendrag.engine.compat.layer_kv import is_latent, layer_kv
 from blendrag.engine.compat.model import (
     attend,
     attention_metadata,
+    attentions_of_drafts,
     cache_of,
     key_value_of,
     name_of,
@@ -57,6 +58,14 @@ class PagedCache(KVBlocks):
             return 0
         name = name_of(attention)
         return next(number for number, group in enumerate(self.groups) if name in group.layers)
+
+    @cached_property
+    def with_drafts(self) -> KVBlocks:
+        """Return the same blocks with the layers of a model that drafts, if its KV is in them, too."""
+        (names, *more) = [group.layers for group in self.groups]
+        others = [] if more else attentions_of_drafts(self.runner, names)
+        alike = [one for one in others if cache_of(one)[0].nbytes == self.block_bytes]
+        return KVBlocks([*self.attentions, *alike], self.block_size)
 
     @property
     def by_kernel(self) -> bool:

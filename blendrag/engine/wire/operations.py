@@ -14,8 +14,9 @@ class EngineFacts:
 
     reason: why its model cannot be blended; None if it can.
     blocks: the name of the format of its KV blocks, so that no other engine takes them for its own;
-    "" where they are not kept. prefix_caching: whether vLLM has it; it turns it off for some models. states:
-    whether blocks have states beside KV.
+    "" where they are not kept. block_layers: how many layers they are of, those of a model that drafts among
+    them. prefix_caching: whether vLLM has it; it turns it off for some models. states: whether blocks have
+    states beside KV.
     """
 
     architecture: str
@@ -27,6 +28,7 @@ class EngineFacts:
     reason: str | None
     num_layers: int = 0
     blocks: str = ""
+    block_layers: int = 0
     prefix_caching: bool = True
     states: bool = False
 

@@ -94,7 +94,7 @@ class DataPlane(Plane):
 
 
 HOOKS: Sequence[Callable[[DataPlane], WorkerHook]] = (
-    lambda plane: plane.keep_prefixes(plane.model.cache),
+    lambda plane: plane.keep_prefixes(plane.model.cache.with_drafts),
     lambda plane: Compression.of(
         plane.model.decoder, plane.model.cache, plane.model.ranks.size, plane.reports
     ),

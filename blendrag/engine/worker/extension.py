@@ -96,8 +96,10 @@ class BlendWorker:
         }
         connector.bind(plane)
         # Those behind a window are given up.
-        blocks = _of_ranks(cache.format, size) if len(groups) == 1 and not groups[0].window else ""
-        return facts | {"num_layers": decoder.num_layers, "blocks": blocks}
+        whole = cache.with_drafts
+        blocks = _of_ranks(whole.format, size) if len(groups) == 1 and not groups[0].window else ""
+        kept = {"blocks": blocks, "block_layers": len(whole.attentions)}
+        return facts | {"num_layers": decoder.num_layers} | kept
 
     def _keep_states(self, worker: LoadedWorker, ranks: Ranks) -> dict[str, Any]:
         """Keep the exact prefixes of a hybrid model. Returns facts; none where they are not kept."""
@@ -110,7 +112,7 @@ class BlendWorker:
         self._blendrag_operations = self._blendrag.operations()
         connector.bind(self._blendrag)
         name = _of_ranks(blocks.format, ranks.size)
-        return {"num_layers": len(layers.attentions), "blocks": name, "states": True}
+        return {"blocks": name, "block_layers": len(layers.attentions), "states": True}
 
     def blendrag_call(self, client: str, number: int, operation: str, *args: Any) -> dict[str, Any]:
         """Run one of the operations. Returns ``{"ok": result}`` or ``{"error": [name, message]}``. A long one

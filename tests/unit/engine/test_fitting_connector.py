@@ -55,10 +55,7 @@ def test_server_of_a_hybrid_asks_for_a_tree(hybrid: str) -> None:
     assert any('"StatesConnector"' in word for word in words)
 
 
-@pytest.mark.parametrize(
-    "beside",
-    [{"speculative_config": {"method": "ngram"}}, {"use_replayssm": True}, {"prefix_match_unit": 16}],
-)
+@pytest.mark.parametrize("beside", [{"use_replayssm": True}, {"prefix_match_unit": 16}])
 def test_hybrid_whose_blocks_are_others_has_none(hybrid: str, beside: dict[str, Any]) -> None:
     connector, why = fitting_connector({"model": hybrid, **beside}, OURS)
     assert connector is None and "state" in why

@@ -13,7 +13,11 @@ from typing import Any
 
 import pytest
 import torch
+from vllm import SamplingParams
 from vllm.config import ParallelConfig
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheConfig,
@@ -22,6 +26,7 @@ from vllm.v1.kv_cache_interface import (
     MambaSpec,
     SlidingWindowSpec,
 )
+from vllm.v1.request import Request
 
 from blendrag.control.guard import LoadGuard
 from blendrag.engine.compat.connector import SchedulerStep
@@ -39,6 +44,8 @@ IDENTITY = KVIdentity("tiny", "weights-1", "bfloat16", num_layers=1, num_kv_head
 BLOCK, BLOCKS, PARTS = 8, 12, 2
 FULL = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=2, dtype=torch.bfloat16)
 STATE = MambaSpec(block_size=BLOCK, shapes=((3, 5), (2, 4)), dtypes=(torch.bfloat16, torch.float32))
+# As prefix caching has it, beside drafts of two tokens.
+DRAFTED = replace(STATE, mamba_cache_mode="align", num_speculative_blocks=2)
 WINDOW = SlidingWindowSpec(
     block_size=BLOCK, num_kv_heads=1, head_size=2, dtype=torch.bfloat16, sliding_window=4
 )
@@ -75,15 +82,14 @@ def bits(layers: dict[str, Any], name: str, block: int) -> list[bytes]:
 
 def test_groups_of_a_hybrid_are_told_apart() -> None:
     assert StateGroups.of(config(STATE, FULL, STATE)) == StateGroups(1, ((0, BLOCK), (2, BLOCK)))
-    drafts, each_block = replace(STATE, num_speculative_blocks=2), replace(STATE, mamba_cache_mode="all")
+    assert StateGroups.of(config(FULL, DRAFTED)) == StateGroups(0, ((1, BLOCK),))
     for others in (
         (FULL,),
         (FULL, FULL, STATE),
         (FULL, WINDOW),
         (STATE,),
         (FULL, WINDOW, STATE),
-        (FULL, drafts),
-        (FULL, each_block),
+        (FULL, replace(STATE, mamba_cache_mode="all")),
     ):
         assert StateGroups.of(config(*others)) is None
 
@@ -201,6 +207,30 @@ def test_prompt_whose_state_has_gone_is_not_restored_in_part(rig: Rig) -> None:
     with pytest.raises(NodeMissingError, match="missing"):
         rig.load(path, ids, [8, 9, 10], [11, 1])
     assert torch.equal(rig.layers["layer 1"].kv_cache, before)
+
+
+@pytest.mark.parametrize("loaded", [0, 17, 24])
+def test_state_of_a_prompt_whose_answer_is_drafted_has_a_block_of_its_own(loaded: int) -> None:
+    """In vLLM's own manager: behind what is loaded, and behind each step of the prefill."""
+    kept = replace(config(FULL, DRAFTED), num_blocks=40)
+    manager = KVCacheManager(kept, 4096, BLOCK, BLOCK, use_eagle=True)
+    blocks = StateBlocks(StateGroups(0, ((1, BLOCK),)), manager)
+    init_none_hash(sha256)
+    hasher = get_request_block_hasher(BLOCK, sha256)
+    asked = Request("r", list(range(60)), SamplingParams(), None, block_hasher=hasher)
+    before = 0
+    if loaded:
+        manager.allocate_slots(asked, 0, num_external_computed_tokens=loaded, delay_cache_blocks=True)
+        (before,) = blocks.states("r", loaded)
+        assert before
+    asked.num_computed_tokens = loaded
+    for reached in (33, 40, 60):
+        assert manager.allocate_slots(asked, reached - asked.num_computed_tokens, num_lookahead_tokens=2)
+        if loaded:
+            assert before in manager.get_block_ids("r")[1], "vLLM copies it from there"
+        (found,) = blocks.states("r", reached)
+        assert found and manager.get_block_ids("r")[1].count(found) == 1
+        asked.num_computed_tokens, before, loaded = reached, found, reached
 
 
 # -- the scheduler's half ---------------------------------------------------------------------------------

@@ -173,7 +173,7 @@ def test_document_whose_deletion_was_cut_short_leaves_exact_prefixes(tmp_path: P
     for planned in (plan(A, B), plan(B, A)):
         tree.expect(path_of(identity, planned.token_ids, planned.spans), planned.token_ids)
     tree.close()
-    facts = SimpleNamespace(blocks="blocks", block_size=BLOCK, num_layers=IDENTITY.num_layers, states=False)
+    facts = SimpleNamespace(blocks="blocks", block_size=BLOCK, block_layers=IDENTITY.num_layers, states=False)
     engine: Any = SimpleNamespace(facts=facts, alone=True, alive=True, call=lambda *_: "tree")
     prefixes = Prefixes.open(tmp_path, Settings.load(tiers=tree_tiers(disk=1 << 20)), catalogue, engine)
     assert prefixes is not None
