@@ -236,7 +236,6 @@ def test_uses_add_up_by_owner_and_survive_being_closed(tmp_path: Path) -> None:
     catalogue = Catalogue.open(tmp_path, IDENTITY)
     assert [astuple(row) for row in catalogue.reuse(2)] == [("two", 2, 6, 10), ("one", 2, 6, 6)]
     assert catalogue.counters() == {"ram": {"hits": 10, "misses": 0}, "disk": {"hits": 2}}
-    catalogue.close()
 
 
 def form_of(base: str, number: int) -> Chunk:

@@ -118,7 +118,6 @@ def test_engine_of_another_dtype_is_refused_naming_both(tmp_path: Path) -> None:
     with pytest.raises(StoreMismatchError, match=r"in bfloat16, not float32"):
         catalogue.settle_dtype("float32")
     assert catalogue.dtype == "bfloat16"
-    catalogue.close()
 
 
 def test_other_codec_is_not_called_another_model(tmp_path: Path) -> None:

@@ -28,7 +28,6 @@ def test_texts_can_be_read_by_nobody_else(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "index").stat().st_mode) == 0o700
     made = modes(tmp_path / "index")
     assert len(made) > 1 and set(made.values()) == {0o600}  # the write-ahead log as well
-    catalogue.close()
 
 
 def test_folder_that_others_were_let_into_stays_theirs(tmp_path: Path) -> None:
@@ -128,7 +127,6 @@ def test_two_processes_on_one_catalogue_lose_nothing(tmp_path: Path) -> None:
     assert catalogue.ready(catalogue.known()) == {f"shared/{n}" for n in range(100)}
     for n in range(100):
         assert catalogue.release(f"a/{n}") == [f"a/{n}"]  # b still has the shared one
-    catalogue.close()
 
 
 OTHER = """
@@ -141,8 +139,7 @@ Catalogue.open(Path(sys.argv[1]), None).close()
 
 def test_second_connection_of_a_process_keeps_the_locks_of_the_first(tmp_path: Path) -> None:
     """Else another process that closes its own takes the file for unused, and deletes its log."""
-    first = Catalogue.open(tmp_path, IDENTITY)
+    Catalogue.open(tmp_path, IDENTITY)
     Catalogue.open(tmp_path, IDENTITY).close()
     subprocess.run([sys.executable, "-c", OTHER, str(tmp_path)], check=True)
     assert (tmp_path / "catalogue.sqlite-wal").exists()
-    first.close()

@@ -113,7 +113,6 @@ def test_disk_full_to_the_last_byte_never_costs_what_is_stored(small_disk: Path)
     assert all(same(get(store, chunk), chunk) for chunk in kept)
     store.delete([chunk.key for chunk in kept[:5]])
     assert put(store, chunks[-1]) == size(chunks[-1])
-    store.close()
 
 
 def test_failed_rewrite_keeps_the_record_that_was_there(
@@ -129,7 +128,6 @@ def test_failed_rewrite_keeps_the_record_that_was_there(
     assert same(get(store, A), A)
     assert store.stats()["disk"]["chunks"] == 1
     assert states(tmp_path) == {A.key: "ready"}
-    store.close()
 
 
 def test_chunk_driven_out_for_a_write_that_failed_is_not_called_ready(
@@ -144,7 +142,6 @@ def test_chunk_driven_out_for_a_write_that_failed_is_not_called_ready(
     assert states(tmp_path) == {A.key: "evicted", B.key: "pending"}
     assert not files(tmp_path)
     assert get(store, A) == Miss("missing")
-    store.close()
 
 
 def test_rewrite_that_cannot_be_noted_keeps_what_was_acknowledged(
@@ -165,7 +162,6 @@ def test_rewrite_that_cannot_be_noted_keeps_what_was_acknowledged(
     assert files(tmp_path) == {f"{A.key}.safetensors"}
     assert same(get(store, A), A) and get(store, B) == Miss("missing")
     assert states(tmp_path) == {A.key: "ready", B.key: "pending"}
-    store.close()
 
 
 def no_room(*_: object) -> None:
@@ -251,7 +247,6 @@ def test_kill_in_the_middle_of_a_write_leaves_a_store_that_opens_clean(tmp_path:
     assert same(get(store, A), A)
     assert put(store, cut) == size(cut)
     assert same(get(store, cut), cut)
-    store.close()
 
 
 @pytest.mark.parametrize(

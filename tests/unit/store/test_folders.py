@@ -75,7 +75,6 @@ def test_read_only_index_is_refused_with_what_to_do_about_it(tmp_path: Path, mou
     become("rw")
     store = open_store(tmp_path / "index")
     assert same(get(store, A), A)
-    store.close()
 
 
 def test_read_only_folder_of_records_serves_as_a_tier_that_is_only_read(tmp_path: Path, mount: Mount) -> None:
@@ -113,7 +112,6 @@ def test_folder_that_becomes_read_only_costs_nothing_that_is_stored(
     become("rw")
     assert put(store, C) == RECORD
     assert problems(tmp_path) == []
-    store.close()
 
 
 def test_file_that_could_not_be_deleted_is_deleted_by_the_next_opening(tmp_path: Path, mount: Mount) -> None:
@@ -229,4 +227,3 @@ def test_clock_going_backwards_loses_nothing_and_keeps_the_order_of_use(
     put(store, D)
     assert states(tmp_path) == {A.key: "ready", B.key: "evicted", C.key: "ready", D.key: "ready"}
     assert problems(tmp_path) == []
-    store.close()

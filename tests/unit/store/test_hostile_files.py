@@ -55,4 +55,3 @@ def test_hostile_file_is_put_aside_before_anything_is_allocated(tmp_path: Path, 
     assert gone(tmp_path, A)
     assert get(store, A) == Miss("missing")
     assert put(store, A) and same(get(store, A), A)
-    store.close()

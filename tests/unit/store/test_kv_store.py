@@ -42,7 +42,6 @@ def test_kv_does_not_lose_a_bit(tmp_path: Path, dtype: torch.dtype, ram: int) ->
     store = open_store(tmp_path, ram=ram, dtype=name)
     assert same(get(store, chunk), chunk)
     assert same(get(store, chunk), chunk)  # from RAM, where there is some
-    store.close()
 
 
 def test_prefix_of_a_chunk_is_found_and_the_whole_chunk_given(tmp_path: Path) -> None:
@@ -50,7 +49,6 @@ def test_prefix_of_a_chunk_is_found_and_the_whole_chunk_given(tmp_path: Path) ->
     for length in range(len(A.token_ids) + 1):
         assert same(store.get(A.key, A.token_ids[:length]), A)
     assert same(store.get(A.key, list(A.token_ids)), A)  # requests carry lists
-    store.close()
 
 
 @pytest.mark.parametrize("ram", [0, 1 << 20])
@@ -60,7 +58,6 @@ def test_kv_of_other_tokens_is_never_given(tmp_path: Path, ids: tuple[int, ...],
     assert store.get(A.key, ids) == Miss("mismatch")
     assert same(get(store, A), A)  # and the chunk is not blamed for it
     assert states(tmp_path) == {A.key: "ready"}
-    store.close()
 
 
 def test_chunk_never_stored_is_missing_and_stays_pending(tmp_path: Path) -> None:
@@ -69,7 +66,6 @@ def test_chunk_never_stored_is_missing_and_stays_pending(tmp_path: Path) -> None
     assert get(store, A) == Miss("missing")
     assert get(store, B) == Miss("missing")
     assert states(tmp_path) == {A.key: "pending"}
-    store.close()
 
 
 def test_chunk_nobody_wants_is_not_written(tmp_path: Path) -> None:
@@ -77,7 +73,6 @@ def test_chunk_nobody_wants_is_not_written(tmp_path: Path) -> None:
     assert put(store, A) == 0
     assert not files(tmp_path)
     assert store.stats()["ram"]["chunks"] == 0
-    store.close()
 
 
 @pytest.mark.parametrize("ram", [0, 1 << 20])
@@ -87,7 +82,6 @@ def test_kv_changed_after_a_get_does_not_change_the_record(tmp_path: Path, ram: 
     assert isinstance(found, Record)
     found.decode().zero_()
     assert same(get(store, A), A)
-    store.close()
 
 
 # -- reopening ------------------------------------------------------------------------------------------
@@ -108,7 +102,6 @@ def test_files_without_a_row_are_swept_and_rows_without_a_file_wanted_again(tmp_
     assert get(store, A) == Miss("missing")
     assert states(tmp_path) == {A.key: "pending", C.key: "ready"}
     assert problems(tmp_path) == []
-    store.close()
 
 
 def test_file_that_a_crash_left_unnoted_is_room_for_others(tmp_path: Path) -> None:
@@ -122,7 +115,6 @@ def test_file_that_a_crash_left_unnoted_is_room_for_others(tmp_path: Path) -> No
     register(tmp_path, [A, B, C, D])
     put(store, D)
     assert len(files(tmp_path)) == 2
-    store.close()
 
 
 def test_order_of_use_is_not_forgotten_over_a_restart(tmp_path: Path) -> None:
@@ -134,7 +126,6 @@ def test_order_of_use_is_not_forgotten_over_a_restart(tmp_path: Path) -> None:
     register(tmp_path, [A, B, C, D])
     put(store, D)
     assert states(tmp_path) == {A.key: "ready", B.key: "ready", C.key: "evicted", D.key: "ready"}
-    store.close()
 
 
 def test_chunk_just_written_does_not_leave_first_after_a_restart(tmp_path: Path) -> None:
@@ -147,12 +138,10 @@ def test_chunk_just_written_does_not_leave_first_after_a_restart(tmp_path: Path)
     register(tmp_path, [A, B, C])
     put(store, C)
     assert states(tmp_path) == {A.key: "evicted", B.key: "ready", C.key: "ready"}
-    store.close()
 
 
 def test_lowered_limit_is_obeyed_from_the_start(tmp_path: Path) -> None:
     filled(tmp_path, [A, B, C]).close()
-    store = open_store(tmp_path, disk=2 * RECORD)
+    open_store(tmp_path, disk=2 * RECORD)
     assert states(tmp_path) == {A.key: "evicted", B.key: "ready", C.key: "ready"}
     assert files(tmp_path) == {f"{B.key}.safetensors", f"{C.key}.safetensors"}
-    store.close()

@@ -83,7 +83,6 @@ def test_record_of_another_length_is_dropped_and_wanted_again(tmp_path: Path, le
     assert get(store, A) == Miss("damaged")
     assert gone(tmp_path, A)
     assert store.stats()["disk"]["damaged"] == 1
-    store.close()
 
 
 def test_record_cut_off_after_it_was_opened_is_dropped(tmp_path: Path) -> None:
@@ -97,7 +96,6 @@ def test_record_cut_off_after_it_was_opened_is_dropped(tmp_path: Path) -> None:
     store.close_records([opened])
     store.damaged(opened.tier.name, A.key)
     assert gone(tmp_path, A)
-    store.close()
 
 
 def test_owner_finds_what_a_reader_could_not_use(tmp_path: Path) -> None:
@@ -112,7 +110,6 @@ def test_owner_finds_what_a_reader_could_not_use(tmp_path: Path) -> None:
     assert store.check([A.key, B.key, C.key]) == [B.key, C.key]
     assert states(tmp_path) == {A.key: "ready", B.key: "pending", C.key: "pending"}
     assert quarantined(tmp_path)
-    store.close()
 
 
 def test_another_chunks_record_under_this_name_is_dropped(tmp_path: Path) -> None:
@@ -122,7 +119,6 @@ def test_another_chunks_record_under_this_name_is_dropped(tmp_path: Path) -> Non
     assert quarantined(tmp_path) == {f"{A.key}.safetensors"}
     assert states(tmp_path) == {A.key: "pending", B.key: "ready"}
     assert same(get(store, B), B)
-    store.close()
 
 
 def test_deleted_record_is_wanted_again(tmp_path: Path) -> None:
@@ -132,7 +128,6 @@ def test_deleted_record_is_wanted_again(tmp_path: Path) -> None:
     assert states(tmp_path) == {A.key: "pending"}
     assert store.stats()["disk"]["bytes"] == 0
     assert put(store, A) == size(A)
-    store.close()
 
 
 def test_record_that_cannot_be_opened_just_now_is_kept(
@@ -148,7 +143,6 @@ def test_record_that_cannot_be_opened_just_now_is_kept(
     assert (store.stats()["disk"]["damaged"], store.stats()["disk"]["errors"]) == (0, 1)
     assert states(tmp_path) == {A.key: "ready"}
     assert same(get(store, A), A)
-    store.close()
 
 
 def test_prefetch_over_a_damaged_record_raises_nothing_and_brings_the_others(tmp_path: Path) -> None:
@@ -162,11 +156,10 @@ def test_prefetch_over_a_damaged_record_raises_nothing_and_brings_the_others(tmp
     assert get(store, A) == Miss("missing")
     assert (store.stats()["disk"]["damaged"], store.stats()["ram"]["promotions"]) == (1, 1)
     assert states(tmp_path) == {A.key: "pending", B.key: "ready"}
-    store.close()
 
 
 def test_check_that_these_tests_rely_on_overlooks_nothing(tmp_path: Path) -> None:
-    store = filled(tmp_path, [A, B, C, D])
+    filled(tmp_path, [A, B, C, D])
     assert problems(tmp_path) == []
     record_of(tmp_path, A.key).unlink()
     record_of(tmp_path, B.key).write_bytes(b"")
@@ -176,7 +169,6 @@ def test_check_that_these_tests_rely_on_overlooks_nothing(tmp_path: Path) -> Non
     (tmp_path / "kv" / "tmp" / "half").write_bytes(b"")
     found = [line.split(":")[0] for line in problems(tmp_path)]
     assert sorted(found) == sorted([A.key, B.key, C.key, "half"])
-    store.close()
 
 
 def test_looking_around_does_not_change_which_chunk_leaves_next(tmp_path: Path) -> None:
@@ -187,7 +179,6 @@ def test_looking_around_does_not_change_which_chunk_leaves_next(tmp_path: Path) 
     register(tmp_path, [A, B, C])
     put(store, C)
     assert states(tmp_path)[A.key] == "evicted"
-    store.close()
 
 
 # -- what is put aside ----------------------------------------------------------------------------------
@@ -202,7 +193,6 @@ def test_quarantine_keeps_the_latest_and_does_not_grow(tmp_path: Path) -> None:
         kept = chunks[max(0, number - 16) : number]
         assert quarantined(tmp_path) == {f"{one.key}.safetensors" for one in kept}
     assert store.stats()["disk"]["damaged"] == 20
-    store.close()
 
 
 def test_deleted_document_does_not_survive_in_quarantine(tmp_path: Path) -> None:
@@ -211,4 +201,3 @@ def test_deleted_document_does_not_survive_in_quarantine(tmp_path: Path) -> None
     assert get(store, A) == Miss("damaged")
     store.delete([A.key])
     assert not files(tmp_path) and not quarantined(tmp_path)
-    store.close()

@@ -56,7 +56,6 @@ def test_evicted_chunk_is_not_pending_and_not_in_ram(tmp_path: Path) -> None:
     assert states(tmp_path)[A.key] == "pending"
     assert put(store, A) == size(A)
     assert states(tmp_path) == {A.key: "ready", B.key: "evicted", C.key: "ready"}
-    store.close()
 
 
 def test_chunk_answered_from_ram_is_not_the_first_to_leave_the_disk(tmp_path: Path) -> None:
@@ -65,7 +64,6 @@ def test_chunk_answered_from_ram_is_not_the_first_to_leave_the_disk(tmp_path: Pa
     register(tmp_path, [A, B, C])
     put(store, C)
     assert states(tmp_path) == {A.key: "ready", B.key: "evicted", C.key: "ready"}
-    store.close()
 
 
 def test_chunk_larger_than_the_limit_drives_nobody_out(tmp_path: Path) -> None:
@@ -76,14 +74,12 @@ def test_chunk_larger_than_the_limit_drives_nobody_out(tmp_path: Path) -> None:
         put(store, large)
     assert states(tmp_path) == {A.key: "ready", B.key: "ready", large.key: "pending"}
     assert same(get(store, A), A)
-    store.close()
 
 
 def test_chunk_larger_than_ram_is_served_from_disk(tmp_path: Path) -> None:
     store = filled(tmp_path, [A], ram=RECORD - 1)
     assert same(get(store, A), A)
     assert store.stats()["ram"]["chunks"] == 0
-    store.close()
 
 
 @pytest.mark.parametrize("tokens", [1, 8, 700])
@@ -92,7 +88,6 @@ def test_record_takes_what_is_counted_for_it(tmp_path: Path, tokens: int) -> Non
     store = filled(tmp_path, [chunk], ram=1 << 20)
     stats = store.stats()
     assert record_of(tmp_path, chunk.key).stat().st_size == stats["disk"]["bytes"] == stats["ram"]["bytes"]
-    store.close()
 
 
 def test_count_limits_are_obeyed(tmp_path: Path) -> None:
@@ -111,7 +106,6 @@ def test_count_limits_are_obeyed(tmp_path: Path) -> None:
     assert store.stats()["ram"]["chunks"] == 0
     with pytest.raises(StoreFullError):
         store.tiers[0].put(make_record(C))
-    store.close()
 
 
 POOL = [make_chunk(seed, tokens) for seed, tokens in enumerate([4, 8, 8, 16, 30, 60])]
@@ -214,7 +208,6 @@ def test_chunk_deleted_while_it_is_written_leaves_nothing(
     assert not files(tmp_path)
     assert store.stats()["ram"]["chunks"] == store.stats()["disk"]["chunks"] == 0
     assert get(store, A) == Miss("missing")
-    store.close()
 
 
 def test_chunk_deleted_the_moment_it_is_ready_does_not_stay_in_ram(
@@ -233,7 +226,6 @@ def test_chunk_deleted_the_moment_it_is_ready_does_not_stay_in_ram(
     monkeypatch.setattr(Catalogue, "mark_ready", then_delete)
     put(store, A)
     assert get(store, A) == Miss("missing")
-    store.close()
 
 
 def test_get_that_misses_a_chunk_just_being_written_does_not_unmark_it(
@@ -251,7 +243,6 @@ def test_get_that_misses_a_chunk_just_being_written_does_not_unmark_it(
     monkeypatch.setattr(DiskTier, "open", then_written)
     assert get(store, A) == Miss("missing")
     assert states(tmp_path) == {A.key: "ready"}
-    store.close()
 
 
 def test_delete_counts_and_leaves_nothing(tmp_path: Path) -> None:
@@ -260,7 +251,6 @@ def test_delete_counts_and_leaves_nothing(tmp_path: Path) -> None:
     assert files(tmp_path) == {f"{B.key}.safetensors"}
     assert store.stats()["ram"]["chunks"] == 1
     assert get(store, A) == Miss("missing")
-    store.close()
 
 
 def test_threads_never_get_a_torn_or_foreign_chunk(tmp_path: Path) -> None:

@@ -178,7 +178,6 @@ def test_other_ranks_write_and_mark_nothing(tmp_path: Path) -> None:
     engine.close()
     catalogue = Catalogue.open(tmp_path, IDENTITY)
     assert [entry.key for entry in catalogue.pending()] == [CHUNK.key]
-    catalogue.close()
 
 
 def test_deleted_chunk_leaves_the_ram_of_every_rank(tmp_path: Path) -> None:

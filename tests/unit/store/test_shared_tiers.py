@@ -59,7 +59,6 @@ def test_half_of_a_chunk_is_not_adopted_for_the_whole(tmp_path: Path) -> None:
     store = open_stack(tmp_path / "two", DISK, common)
     assert store.adopt([(A.key, A.token_ids[:4])]) == set()
     assert states(tmp_path / "two") == {A.key: "pending"}
-    store.close()
 
 
 def test_tier_that_is_only_read_is_never_changed(tmp_path: Path) -> None:

@@ -65,7 +65,6 @@ def test_ram_alone_serves_and_forgets_with_the_process(tmp_path: Path) -> None:
     store = open_stack(tmp_path, RAM)
     assert set(states(tmp_path).values()) == {"pending"}  # to be ingested again, not believed to be there
     assert get(store, B) == Miss("missing")
-    store.close()
 
 
 def test_chunk_that_leaves_a_ram_of_its_own_is_evicted_not_wanted(tmp_path: Path) -> None:
@@ -74,7 +73,6 @@ def test_chunk_that_leaves_a_ram_of_its_own_is_evicted_not_wanted(tmp_path: Path
     put(store, A)
     put(store, B)
     assert states(tmp_path) == {A.key: "evicted", B.key: "ready"}
-    store.close()
 
 
 @pytest.mark.parametrize("own_path", [False, True])
@@ -92,7 +90,6 @@ def test_disk_alone_serves_over_a_restart(tmp_path: Path, own_path: bool) -> Non
     assert [same(get(store, chunk), chunk) for chunk in (A, B, C)] == [False, True, True]
     (stats,) = store.stats().values()
     assert (stats["chunks"], stats["bytes"]) == (2, 2 * RECORD)
-    store.close()
 
 
 # -- several --------------------------------------------------------------------------------------------
@@ -108,7 +105,6 @@ def test_write_goes_to_each_tier_as_its_policy_says(tmp_path: Path) -> None:
     assert holds(store, A) == [[True], [True], [True], [False]]
     assert store.delete([A.key]) == (1, [])
     assert holds(store, A) == [[False]] * 4
-    store.close()
 
 
 def test_get_promotes_at_once_and_the_loaders_path_behind(tmp_path: Path) -> None:
@@ -126,7 +122,6 @@ def test_get_promotes_at_once_and_the_loaders_path_behind(tmp_path: Path) -> Non
     store.wait()
     assert holds(store, B)[0] == [True]
     assert store.stats()["ram"]["promotions"] == 3
-    store.close()
 
 
 def test_chunk_driven_from_home_is_found_below_and_comes_back(tmp_path: Path) -> None:
@@ -142,7 +137,6 @@ def test_chunk_driven_from_home_is_found_below_and_comes_back(tmp_path: Path) ->
     store.close()
     store = open_stack(tmp_path, home, shared(tmp_path / "below"))
     assert all(same(get(store, chunk), chunk) for chunk in (A, B))
-    store.close()
 
 
 @pytest.mark.parametrize("below", ["there", "damaged at home", "unreachable", "gone"])
@@ -169,7 +163,6 @@ def test_chunk_that_a_slower_tier_may_have_is_not_called_lost(
         assert store.check([A.key]) == ([A.key] if below == "gone" else [])
     assert states(tmp_path)[A.key] == ("pending" if below == "gone" else "ready")
     assert same(get(store, A), A) == (below != "gone")
-    store.close()
 
 
 @pytest.mark.parametrize("at", [0, -1])
@@ -185,7 +178,6 @@ def test_damaged_record_is_served_by_the_next_tier(tmp_path: Path, at: int) -> N
     assert same(get(store, A), A)
     assert problems(tmp_path) == []  # home has it again
     assert states(tmp_path) == {A.key: "ready"}
-    store.close()
 
 
 # -- a sustained stream ---------------------------------------------------------------------------------
