@@ -87,8 +87,7 @@ def seconds(call: Callable[[], object]) -> float:
 
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
+        return listener.getsockname()[1]
 
 
 class Process:

@@ -36,8 +36,7 @@ LEFT_OUT = {  # on purpose: the lock files tell why
 
 
 def project(folder: Path) -> dict[str, Any]:
-    table: dict[str, Any] = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
-    return table
+    return tomllib.loads((folder / "pyproject.toml").read_text())["project"]
 
 
 @cache

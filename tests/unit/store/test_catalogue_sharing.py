@@ -107,9 +107,7 @@ sys.exit(any(worker.exitcode for worker in workers))
 
 
 def test_processes_that_create_the_catalogue_at_once_all_open_it(tmp_path: Path) -> None:
-    process = Forked(CREATORS, tmp_path)
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 0, errors
+    Forked(CREATORS, tmp_path).finished(120)
 
 
 def test_two_processes_on_one_catalogue_lose_nothing(tmp_path: Path) -> None:
@@ -119,8 +117,7 @@ def test_two_processes_on_one_catalogue_lose_nothing(tmp_path: Path) -> None:
         process.stdin.write("go\n")
         process.stdin.flush()
     for process in processes:
-        _, errors = process.communicate(timeout=60)
-        assert process.returncode == 0, errors
+        process.finished()
     catalogue = Catalogue.open(tmp_path, IDENTITY)
     assert len(catalogue.owners()) == 200
     assert catalogue.known() == {f"{name}/{n}" for name in ("a", "b", "shared") for n in range(100)}

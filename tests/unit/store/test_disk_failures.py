@@ -72,10 +72,7 @@ def test_folder_that_another_engine_makes_at_the_same_moment_is_no_error(
 
 def test_full_disk_leaves_nothing_behind_and_later_puts_work(tmp_path: Path) -> None:
     register(tmp_path, [A, LARGE, B])
-    process = Forked(FULL, tmp_path)
-    output, errors = process.communicate(timeout=60)
-    assert process.returncode == 0, errors
-    message, *rest = output.splitlines()
+    message, *rest = Forked(FULL, tmp_path).finished().splitlines()
     assert "free disk space" in message and str(tmp_path) in message
     assert rest == ["True 1", "True True", "True True"]
     assert set(states(tmp_path).values()) == {"ready"}

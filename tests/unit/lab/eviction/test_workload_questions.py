@@ -30,8 +30,7 @@ class Hashing:
 
     def embed(self, texts: Sequence[str]) -> list[list[float]]:
         rows = np.array([[b - 128 for b in hashlib.sha256(text.encode()).digest()] for text in texts], float)
-        found: list[list[float]] = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).tolist()
-        return found
+        return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).tolist()
 
 
 QUESTIONS = Questions(
