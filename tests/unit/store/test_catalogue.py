@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import astuple
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,10 +18,8 @@ from stores import IDENTITY, rows
 
 
 @pytest.fixture
-def catalogue(tmp_path: Path) -> Iterator[Catalogue]:
-    opened = Catalogue.open(tmp_path, IDENTITY)
-    yield opened
-    opened.close()
+def catalogue(tmp_path: Path) -> Catalogue:
+    return Catalogue.open(tmp_path, IDENTITY)
 
 
 KEYS = st.sampled_from([f"k{n}" for n in range(6)])

@@ -7,7 +7,7 @@ printed (``pytest -s``). Open and lookup have the bounds of the promise.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
@@ -61,10 +61,8 @@ def root(chunks: int, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def many(root: Path) -> Iterator[Catalogue]:
-    catalogue = Catalogue.open(root, IDENTITY)
-    yield catalogue
-    catalogue.close()
+def many(root: Path) -> Catalogue:
+    return Catalogue.open(root, IDENTITY)
 
 
 def took(action: Callable[[], object], times: int = 1) -> float:

@@ -120,7 +120,6 @@ def test_file_that_could_not_be_deleted_is_deleted_by_the_next_opening(tmp_path:
     become("ro")
     catalogue = Catalogue.open(tmp_path, IDENTITY)
     gone = catalogue.register("doc", [(B.key, "", B.token_ids)])
-    catalogue.close()
     assert store.delete(gone) == (0, [])
     store.close()
     become("rw")

@@ -137,7 +137,6 @@ def test_only_prompts_count_as_uses(tmp_path: Path) -> None:
     store.close()
     catalogue = Catalogue.open(tmp_path, IDENTITY)
     (reuse,) = catalogue.reuse(10)
-    catalogue.close()
     assert (reuse.chunks, reuse.uses) == (1, 3)
 
 
