@@ -15,12 +15,11 @@ from blendrag.engine.wire.operations import EngineFacts
 from blendrag.errors import BlendragWarning
 from blendrag.serving.session import EngineSession
 from blendrag.settings import Settings
-from blendrag.store.identity import KVIdentity
 from paper_machine import make_profile
+from stores import IDENTITY
 
-IDENTITY = KVIdentity("tiny", "weights-1", "bfloat16", num_layers=2, num_kv_heads=1, head_size=4)
 DIGEST = profile_digest(IDENTITY)
-FACTS = EngineFacts("Tiny", "cpu", "bfloat16", "0.32", threads=2, block_size=16, reason=None)
+MACHINE_FACTS = EngineFacts("Tiny", "cpu", "bfloat16", "0.32", threads=2, block_size=16, reason=None)
 
 Save = Callable[..., None]
 
@@ -33,7 +32,7 @@ def session(tmp_path: Path) -> EngineSession:
 @pytest.fixture
 def save(tmp_path: Path) -> Save:
     def save(selector: str = Settings().blending.selector, **machine: Any) -> None:
-        here = replace(FACTS.machine("tiny"), **machine)
+        here = replace(MACHINE_FACTS.machine("tiny"), **machine)
         make_profile(identity=DIGEST, machine=here, selector=selector).save(tmp_path / "cache")
 
     return save
@@ -41,9 +40,8 @@ def save(tmp_path: Path) -> Save:
 
 def test_profile_of_this_machine_is_taken(session: EngineSession, save: Save) -> None:
     save()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        found = session._profile(FACTS)
+    with warnings.catch_warnings(action="error"):
+        found = session._profile(MACHINE_FACTS)
     assert found is not None and found.identity == DIGEST
 
 
@@ -53,19 +51,17 @@ def test_profile_of_another_machine_is_not_used_and_warned_about(
 ) -> None:
     save(**{fact: other})
     with pytest.warns(BlendragWarning, match=f"different: {fact}"):
-        assert session._profile(FACTS) is None
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert session._profile(FACTS) is None, "said once"
+        assert session._profile(MACHINE_FACTS) is None
+    with warnings.catch_warnings(action="error"):
+        assert session._profile(MACHINE_FACTS) is None, "said once"
 
 
 def test_profile_of_another_selector_is_not_used_and_warned_about(session: EngineSession, save: Save) -> None:
     save(selector="hkvd")
     with pytest.warns(BlendragWarning, match="of selector 'hkvd'.*run blendrag profile again"):
-        assert session._profile(FACTS) is None
+        assert session._profile(MACHINE_FACTS) is None
 
 
 def test_machine_without_a_profile_is_not_warned_about(session: EngineSession) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert session._profile(FACTS) is None
+    with warnings.catch_warnings(action="error"):
+        assert session._profile(MACHINE_FACTS) is None
