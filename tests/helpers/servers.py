@@ -58,6 +58,13 @@ def raw(record: Record) -> bytes:
     return record.head.bytes() + record.rows.numpy().tobytes()
 
 
+def opened_of(tier: Tier, record: Record) -> Opened:
+    """The record, as a tier has it."""
+    found = tier.open([record.key])[record.key]
+    assert isinstance(found, Opened), found
+    return found
+
+
 def rows_of(tier: Tier, opened: Opened, group: int | None = None) -> torch.Tensor:
     """All rows, read in groups of layers as the loader does, and verified."""
     head, step = opened.head, group or tier.group

@@ -157,8 +157,6 @@ def test_lowered_limit_is_obeyed_from_the_start(tmp_path: Path) -> None:
     assert files(tmp_path) == {f"{B.key}.safetensors", f"{C.key}.safetensors"}
 
 
-# -- damaged and missing files --------------------------------------------------------------------------
-
 # -- damage ---------------------------------------------------------------------------------------------
 
 

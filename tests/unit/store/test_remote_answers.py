@@ -22,6 +22,7 @@ from servers import (
     Served,
     answering,
     make_record,
+    opened_of,
     raw,
     rows_of,
     seconds,
@@ -139,8 +140,7 @@ def test_rows_of_another_length_than_asked_are_not_taken(kind: Kind, change: int
 
     with answering(answer) as port:
         tier = tier_at(kind, port)
-        opened = tier.open([A.key])[A.key]
-        assert isinstance(opened, Opened)
+        opened = opened_of(tier, A)
         with pytest.raises((TierError, DamagedError)):
             rows_of(tier, opened, group=LAYOUT.num_layers)
 

@@ -28,6 +28,7 @@ from servers import (
     Served,
     free_port,
     make_record,
+    opened_of,
     raw,
     redis_server,
     rows_of,
@@ -60,8 +61,7 @@ def test_server_that_was_killed_is_used_again_when_it_is_back(kind: Kind, tmp_pa
     with serving(kind, tmp_path) as served:
         tier = served.tier()
         tier.put(A)
-        opened = tier.open([A.key])[A.key]
-        assert isinstance(opened, Opened)
+        opened = opened_of(tier, A)
         served.server.kill()
         with pytest.raises(TierError):
             rows_of(tier, opened)
@@ -95,8 +95,7 @@ def test_silent_server_costs_one_timeout(served: Served) -> None:
     def check(what: str) -> None:
         with Proxy(served.server.address) as proxy:
             tier = served.tier(proxy.port, cooldown_s=60)
-            opened = tier.open([A.key])[A.key]
-            assert isinstance(opened, Opened)
+            opened = opened_of(tier, A)
             proxy.mode = "hang"
             assert 0.9 * WAIT < seconds(lambda: calls[what](tier, opened)) < 1.9 * WAIT, f"{what}: not once"
             assert min(seconds(lambda: tier.open([A.key])) for _ in range(5)) < 0.1 * WAIT
@@ -212,8 +211,7 @@ def test_record_that_comes_back_changed_is_noticed(served: Served) -> None:
     for record in (A, LONG):
         tier.put(record)
         assert served.kept(record.key) == raw(record)
-        opened = tier.open([record.key])[record.key]
-        assert isinstance(opened, Opened)
+        opened = opened_of(tier, record)
         for group in (1, 4, 100):
             assert rows_of(tier, opened, group).equal(record.rows)
 
@@ -251,8 +249,7 @@ def test_threads_do_not_take_each_other_s_answers(served: Served) -> None:
     def use(n: int) -> bool:
         record = records[n % len(records)]
         tier.put(make_record(1000 + n))
-        opened = tier.open([record.key])[record.key]
-        assert isinstance(opened, Opened)
+        opened = opened_of(tier, record)
         return rows_of(tier, opened).equal(record.rows)
 
     with ThreadPoolExecutor(8) as threads:

@@ -26,24 +26,10 @@ from blendrag.tree.layout import NodeBlocks, NodeLayout
 from blendrag.tree.path import Node, path_of, place, placed
 from blendrag.tree.store import NodeMissingError, NodeStore, StoredNode
 from blendrag.tree.tree import Tree
-from stored_trees import check_tree
+from stored_trees import ROOT, check_tree, prompt
+from stores import IDENTITY
 
-IDENTITY = KVIdentity("tiny", "weights-1", "bfloat16", num_layers=2, num_kv_heads=1, head_size=4)
 BLOCK, BYTES = 4, 32
-DOCUMENTS = {
-    name: tuple(range(at, at + length)) for name, at, length in (("a", 10, 3), ("b", 20, 6), ("c", 30, 9))
-}
-ROOT = (1, 2)
-
-Prompt = tuple[tuple[int, ...], list[tuple[str, int, int]]]
-
-
-def prompt(names: Sequence[str], root: tuple[int, ...] = ROOT) -> Prompt:
-    ids, documents = root, []
-    for name in names:
-        documents.append((name, len(ids), len(DOCUMENTS[name])))
-        ids += (*DOCUMENTS[name], 5)
-    return (*ids, 99), documents
 
 
 def path(

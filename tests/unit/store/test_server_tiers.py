@@ -1,27 +1,35 @@
-"""The Redis tier against a real server."""
+"""The tiers on servers, against real ones: what is each kind's own."""
 
 from __future__ import annotations
 
 import logging
 import re
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
+from safetensors import safe_open
 
 from blendrag.errors import ConfigError, StoreFullError
 from blendrag.store.record import DamagedError, Layout
 from blendrag.store.stack import TierSpec
 from blendrag.store.tiers.interface import Opened, TierError
+from blendrag.store.tiers.object import ObjectTier
 from blendrag.store.tiers.redis import RedisTier
 from places import DOCS
 from servers import (
+    BUCKET,
     IDENTITY,
     LAYOUT,
+    S3_OPTIONS,
     Served,
+    free_port,
     make_record,
+    opened_of,
     raw,
     redis_server,
     rows_of,
@@ -51,10 +59,9 @@ def test_record_that_somebody_is_reading_is_not_replaced(server: Served, client:
     """KV computed twice may differ in its last bits: rows of one and checksums of the other do not fit."""
     tier = server.tier()
     tier.put(A)
-    opened = tier.open([A.key])[A.key]
+    opened = opened_of(tier, A)
     other = LAYOUT.encode(A.key, A.head.ids, A.decode() + 1)
     tier.put(other)
-    assert isinstance(opened, Opened)
     assert rows_of(tier, opened).equal(A.rows)
     assert tier.delete([A.key]) == 1
     tier.put(other)
@@ -76,8 +83,7 @@ def test_chunk_that_is_put_again_does_not_expire_as_an_old_one(server: Served, c
 def test_record_that_left_while_it_was_read_is_not_damaged(server: Served, client: redis.Redis) -> None:
     tier = server.tier()
     tier.put(A)
-    opened = tier.open([A.key])[A.key]
-    assert isinstance(opened, Opened)
+    opened = opened_of(tier, A)
     client.flushall()
     with pytest.raises(TierError, match="gone"):
         rows_of(tier, opened)
@@ -87,8 +93,7 @@ def test_record_that_left_while_it_was_read_is_not_damaged(server: Served, clien
 def test_record_that_was_cut_off_while_it_was_read_is_damaged(server: Served, client: redis.Redis) -> None:
     tier = server.tier()
     tier.put(A)
-    opened = tier.open([A.key])[A.key]
-    assert isinstance(opened, Opened)
+    opened = opened_of(tier, A)
     server.keep(A.key, raw(A)[:-1])
     with pytest.raises(DamagedError, match="cut off"):
         rows_of(tier, opened)
@@ -165,12 +170,11 @@ def test_unix_socket_is_as_good(tmp_path: Path) -> None:
     with running(redis_server(tmp_path, "--unixsocket", str(tmp_path / "s"))):
         tier = RedisTier(TierSpec(kind="redis", url=f"unix://{tmp_path / 's'}"), LAYOUT)
         tier.put(A)
-        opened = tier.open([A.key])[A.key]
-        assert isinstance(opened, Opened)
+        opened = opened_of(tier, A)
         assert rows_of(tier, opened).equal(A.rows)
 
 
-# -- two namespaces on one server -----------------------------------------------------------------------
+# -- two namespaces on one Redis server ----------------------------------------------------------------
 
 PAGE = DOCS / "security.md"
 OURS, THEIRS = (Layout(replace(IDENTITY, namespace=name), "bfloat16") for name in ("a", "b"))
@@ -184,8 +188,8 @@ def test_credentials_of_the_page_suffice_and_open_no_other_namespace(tmp_path: P
         ours, theirs = (RedisTier(TierSpec(kind="redis", url=url), layout) for layout in (OURS, THEIRS))
         record = make_record(1, layout=OURS)
         ours.put(record)
-        opened = ours.open([record.key])[record.key]
-        assert isinstance(opened, Opened) and rows_of(ours, opened).equal(record.rows)
+        opened = opened_of(ours, record)
+        assert rows_of(ours, opened).equal(record.rows)
         assert ours.has([record.key]) == {record.key} and ours.delete([record.key]) == 1
 
         secret = make_record(1, layout=THEIRS)
@@ -198,3 +202,99 @@ def test_credentials_of_the_page_suffice_and_open_no_other_namespace(tmp_path: P
         with pytest.raises(TierError):
             theirs.delete([secret.key])
         assert client.exists(f"blendrag:{THEIRS.digest}:{secret.key}")
+
+
+# -- the object tier, against a real S3 server over HTTP, a folder, and memory --------------------------
+
+
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with serving("object", tmp_path_factory.mktemp("s3")) as served:
+        yield served
+
+
+def test_object_can_be_read_by_other_tools(s3: Served) -> None:
+    s3.tier().put(A)
+    path = s3.folder / BUCKET / "kv" / LAYOUT.digest / A.key[:2] / f"{A.key}.safetensors"
+    assert path.read_bytes() == raw(A)
+    with safe_open(path, "pt") as file:
+        assert file.get_tensor("layers").equal(A.rows)
+
+
+def test_rows_of_an_object_that_replaced_the_opened_one_are_not_taken(s3: Served) -> None:
+    tier = s3.tier()
+    tier.put(A)
+    opened = opened_of(tier, A)
+    tier.put(LAYOUT.encode(A.key, A.head.ids, A.decode() + 1))
+    with pytest.raises(TierError, match="replaced"):
+        rows_of(tier, opened)
+    tier.delete([A.key])
+    with pytest.raises(TierError, match="gone"):
+        rows_of(tier, opened)
+    assert tier.open([A.key]) == {}, "the server answered, so it is asked again"
+
+
+def test_empty_object_is_one_record_s_trouble(s3: Served) -> None:
+    tier, other = s3.tier(), make_record(2)
+    tier.put(other)
+    s3.keep(A.key, b"")
+    found = tier.open([A.key, other.key])
+    assert isinstance(found[A.key], DamagedError)
+    assert isinstance(found[other.key], Opened)
+
+
+@pytest.mark.parametrize("scheme", ["file", "memory"])
+def test_store_that_is_no_server_is_as_good(scheme: str, tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/a/b" if scheme == "file" else "memory:///"
+    tier = ObjectTier(TierSpec(kind="object", url=url), LAYOUT)
+    assert tier.open([A.key]) == {}
+    tier.put(A)
+    opened = opened_of(tier, A)
+    assert rows_of(tier, opened).equal(A.rows)
+    assert (tier.has([A.key, "00"]), tier.delete([A.key, "00"]), tier.has([A.key])) == ({A.key}, 1, set())
+    tier.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "options"),
+    [
+        ("s3://", {}),
+        ("s3://key:s3cr3t@bucket/x", {}),
+        ("https://example.com/x?sig=s3cr3t", {}),
+        ("bucket", {"secret_access_key": "s3cr3t"}),
+        ("s3://bucket", {"secret_acess_key": "s3cr3t"}),
+        ("s3://bucket", {"region": ["s3cr3t"]}),
+        ("s3://bucket", {"timeout": "s3cr3t"}),  # obstore panics at this one
+        ("file:///proc/nowhere", {}),
+    ],
+)
+def test_url_that_cannot_be_used_is_named_without_secrets(url: str, options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="tiers") as error:
+        ObjectTier(TierSpec(kind="object", url=url, options=options), LAYOUT)
+    assert "s3cr3t" not in str(error.value)
+    assert error.value.__cause__ is None and error.value.__suppress_context__
+
+
+def test_secret_of_a_store_that_fails_is_not_shown(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    at = {"endpoint": f"http://127.0.0.1:{free_port()}", "allow_http": True}
+    s3 = ObjectTier(TierSpec(kind="object", url="s3://bucket", options={**S3_OPTIONS, **at}), LAYOUT)
+    sas = {"account_name": "me", "sas_key": "?sv=1&sig=s3cr3t", **at}
+    azure = ObjectTier(TierSpec(kind="object", url="az://container/x", options=sas), LAYOUT)
+    for tier in (s3, azure):
+        with pytest.raises(TierError) as error:
+            tier.open([A.key])
+        assert "s3cr3t" not in str(error.value) + caplog.text
+        assert error.value.__cause__ is None and error.value.__suppress_context__
+
+
+def test_tier_that_was_closed_leaves_no_thread(s3: Served) -> None:
+    before = threading.active_count()
+    tier = s3.tier()
+    tier.put(A)
+    assert threading.active_count() > before
+    tier.close()
+    tier.close()
+    assert threading.active_count() == before
+    with pytest.raises(TierError):
+        tier.open([A.key])
