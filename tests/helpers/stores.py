@@ -87,8 +87,9 @@ def holds(store: KVStore, *chunks: Chunk) -> list[list[bool]]:
     return [[chunk.key in tier.has([chunk.key]) for chunk in chunks] for tier in store.tiers]
 
 
-def put(store: KVStore, chunk: Chunk) -> int:
-    return store.put(chunk.key, chunk.token_ids, chunk.kv)
+def put(store: KVStore, *chunks: Chunk) -> int:
+    """One after another. Returns the bytes that are kept of them."""
+    return sum(store.put(chunk.key, chunk.token_ids, chunk.kv) for chunk in chunks)
 
 
 def get(store: KVStore, chunk: Chunk) -> Record | Miss:
@@ -134,8 +135,7 @@ def filled(
     """An open store that was asked to keep ``chunks``, in this order."""
     register(root, chunks)
     store = open_store(root, ram=ram, disk=disk, dtype=dtype)
-    for chunk in chunks:
-        put(store, chunk)
+    put(store, *chunks)
     return store
 
 

@@ -1,4 +1,4 @@
-"""When a catalogue is another model's, another version's, or none: it is refused, and left as it was."""
+"""Whose a catalogue is: another model's or version's is refused; users and processes that share one."""
 
 from __future__ import annotations
 
@@ -151,8 +151,6 @@ def test_no_prefix_has_the_name_of_another() -> None:
     assert len(set(names)) == len(names)
     assert names[0] == IDENTITY.prefix
 
-
-# -- one catalogue and several users or processes -------------------------------------------------------
 
 # -- permissions ----------------------------------------------------------------------------------------
 

@@ -136,8 +136,7 @@ def test_nobody_else_may_read_anything_whatever_the_umask(tmp_path: Path) -> Non
     try:
         register(tmp_path / "index", [A, B])
         store = open_stack(tmp_path / "index", TierSpec(kind="disk", chunks=1), shared(tmp_path / "common"))
-        put(store, A)
-        put(store, B)
+        put(store, A, B)
         next((tmp_path / "index" / "kv").glob(f"*/{B.key}*")).write_bytes(b"damaged")
         assert same(get(store, B), B)  # from the tier below; the damaged one is put aside
         modes = {

@@ -69,8 +69,7 @@ def test_record_takes_what_is_counted_for_it(tmp_path: Path, tokens: int) -> Non
 def test_count_limits_are_obeyed(tmp_path: Path) -> None:
     register(tmp_path, [A, B, C])
     store = open_stack(tmp_path, TierSpec(kind="ram", chunks=1), TierSpec(kind="disk", chunks=2))
-    for chunk in (A, B, C):
-        put(store, chunk)
+    put(store, A, B, C)
     stats = store.stats()
     assert [stats[name]["chunks"] for name in ("ram", "disk")] == [1, 2]
     assert [stats[name]["evictions"] for name in ("ram", "disk")] == [2, 1]

@@ -38,8 +38,7 @@ def big(tmp_path: Path) -> Path:
     for name, chunks in (("one", (A, B)), ("two", (B, C))):
         register(tmp_path / name, chunks)
         store = open_stack(tmp_path / name, RAM, shared(big))
-        for chunk in chunks:
-            put(store, chunk)
+        put(store, *chunks)
         store.close()
     return big
 

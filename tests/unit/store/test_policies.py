@@ -65,8 +65,7 @@ def opened(root: Path, policy: str, *, ram: int = 10, disk: int = 10) -> KVStore
 def test_prompt_reaches_policies_with_its_structure(tmp_path: Path, recorded: list[Recording]) -> None:
     store = opened(tmp_path, "recording")
     ram, disk = recorded
-    for chunk in (A, B, C):
-        put(store, chunk)
+    put(store, A, B, C)
     store.wait()
     store.empty_ram()
     ram.take(), disk.take()
@@ -99,8 +98,7 @@ def test_use_of_yesterday_is_not_taken_for_one_that_brought_a_chunk(
 ) -> None:
     store = opened(tmp_path, "recording")
     ram, _ = recorded
-    for chunk in (A, B):
-        put(store, chunk)
+    put(store, A, B)
     store.wait()
     ask(store, B, A)
     ram.take()
@@ -111,8 +109,7 @@ def test_use_of_yesterday_is_not_taken_for_one_that_brought_a_chunk(
 
 def test_end_of_a_prompt_leaves_before_its_beginning(tmp_path: Path) -> None:
     store = opened(tmp_path, "lru", ram=0, disk=3)
-    for chunk in (C, B, A):
-        put(store, chunk)
+    put(store, C, B, A)
     ask(store, A, B, C)
     put(store, D)
     assert {key for key, state in states(tmp_path).items() if state == "evicted"} == {C.key}

@@ -1,4 +1,4 @@
-"""What servers do to a tier: gone, killed, silent, slow, mad. For every kind of server, real ones."""
+"""What servers do to a tier: gone, killed, silent, slow, mad, or well. Of every kind, real ones."""
 
 from __future__ import annotations
 

@@ -85,8 +85,7 @@ def test_copy_that_was_still_waiting_does_not_outlive_its_chunk(
     register(tmp_path, [A, B])
     store, gate = open_stack(tmp_path, DISK, redis_tier(server)), threading.Event()
     store.replicas._behind.do(gate.wait)  # the server is busy with something else
-    put(store, A)
-    put(store, B)
+    put(store, A, B)
     if released:
         release(tmp_path)
     store.delete([A.key, B.key])  # a purge deletes first, and releases then
@@ -102,8 +101,7 @@ def test_evicted_chunk_is_not_called_ready_if_no_slower_tier_has_it(tmp_path: Pa
     register(tmp_path, [A, B])
     server.kill()
     store = open_stack(tmp_path, TierSpec(kind="disk", chunks=1), redis_tier(server))
-    put(store, A)
-    put(store, B)
+    put(store, A, B)
     store.wait()
     assert states(tmp_path) == {A.key: "evicted", B.key: "ready"}
 

@@ -1,4 +1,4 @@
-"""Stacks of tiers: what each of them has after a put, a get, an eviction and a deletion."""
+"""Stacks of tiers: what each has after a put, a get, an eviction, a deletion; and of a shared tier."""
 
 from __future__ import annotations
 
@@ -74,8 +74,7 @@ def test_ram_alone_serves_and_forgets_with_the_process(tmp_path: Path) -> None:
 def test_chunk_that_leaves_a_ram_of_its_own_is_evicted_not_wanted(tmp_path: Path) -> None:
     register(tmp_path, [A, B])
     store = open_stack(tmp_path, TierSpec(kind="ram", bytes=RECORD))
-    put(store, A)
-    put(store, B)
+    put(store, A, B)
     assert states(tmp_path) == {A.key: "evicted", B.key: "ready"}
 
 
@@ -86,8 +85,7 @@ def test_disk_alone_serves_over_a_restart(tmp_path: Path, own_path: bool) -> Non
     register(tmp_path, [A, B, C])
     spec = TierSpec(kind="disk", bytes=2 * RECORD, path=path)
     store = open_stack(tmp_path, spec)
-    for chunk in (A, B, C):
-        put(store, chunk)
+    put(store, A, B, C)
     assert states(tmp_path) == {A.key: "evicted", B.key: "ready", C.key: "ready"}
     store.close()
     store = open_stack(tmp_path, spec)
@@ -132,8 +130,7 @@ def test_chunk_driven_from_home_is_found_below_and_comes_back(tmp_path: Path) ->
     register(tmp_path, [A, B])
     home = TierSpec(kind="disk", chunks=1)
     store = open_stack(tmp_path, home, shared(tmp_path / "below"))
-    put(store, A)
-    put(store, B)
+    put(store, A, B)
     assert holds(store, A, B) == [[False, True], [True, True]]
     assert set(states(tmp_path).values()) == {"ready"}  # it is not lost
     assert same(get(store, A), A)
@@ -257,8 +254,7 @@ def test_tier_that_is_only_read_is_never_changed(tmp_path: Path) -> None:
     library = tmp_path / "library"
     register(tmp_path / "one", [A, B])
     store = open_stack(tmp_path / "one", shared(library))
-    put(store, A)
-    put(store, B)
+    put(store, A, B)
     store.close()
     (bad,) = library.rglob(f"{B.key}.safetensors")
     bad.write_bytes(b"damaged")

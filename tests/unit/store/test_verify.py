@@ -1,4 +1,4 @@
-"""verify and repair on real folders: whatever happened to the files, it is found, and put right once."""
+"""verify, repair and gc on real folders: whatever happened to the files is found, and put right once."""
 
 from __future__ import annotations
 
