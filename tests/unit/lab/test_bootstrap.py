@@ -1,4 +1,4 @@
-"""The intervals that every claim of an evaluation rests on."""
+"""What every claim rests on: intervals, and the one loop of all that is measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The doors of a server: what each makes of a request, and where its answers count tokens."""
+"""The doors of a server: what each makes of a request, of our field in it, and of the tokens it counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replays, against caches that are written down in the simplest way, and against every future there is."""
+"""Replays, against the simplest caches and every future there is; and ``bench eviction`` over them."""
 
 from __future__ import annotations
 
