@@ -175,8 +175,8 @@ def gone(root: Path, chunk: Chunk) -> bool:
     return pending == [chunk.key] and nbytes == 0 and not files(root) and aside
 
 
-def to_bytes(record: Record) -> bytes:
-    """The record as it is in a file."""
+def raw(record: Record) -> bytes:
+    """The bytes that every tier keeps of a record."""
     return record.head.bytes() + record.rows.numpy().tobytes()
 
 

@@ -24,7 +24,7 @@ lock.release()
 
 def test_index_open_elsewhere_is_refused_with_the_process_named(tmp_path: Path) -> None:
     process = Forked(HOLDER, tmp_path)
-    assert process.stdout and process.stdout.readline() == "held\n"
+    assert process.stdout.readline() == "held\n"
     with pytest.raises(StoreInUseError, match=rf"process {process.pid}\b") as caught:
         IndexLock(tmp_path)
     assert str(tmp_path) in str(caught.value)
@@ -34,7 +34,7 @@ def test_index_open_elsewhere_is_refused_with_the_process_named(tmp_path: Path) 
 
 def test_killed_process_does_not_leave_the_index_locked(tmp_path: Path) -> None:
     process = Forked(HOLDER, tmp_path)
-    assert process.stdout and process.stdout.readline() == "held\n"
+    assert process.stdout.readline() == "held\n"
     process.kill()
     process.communicate(timeout=30)
     lock = IndexLock(tmp_path)
@@ -77,7 +77,7 @@ def test_lock_that_could_not_be_signed_is_not_kept(tmp_path: Path) -> None:
 
 def test_process_that_is_about_to_end_is_waited_for(tmp_path: Path) -> None:
     process = Forked(HOLDER, tmp_path)
-    assert process.stdout and process.stdout.readline() == "held\n"
+    assert process.stdout.readline() == "held\n"
     threading.Timer(0.3, process.kill).start()
     IndexLock(tmp_path, 30).release()
     process.communicate(timeout=30)

@@ -32,16 +32,16 @@ from stores import (
     make_chunk,
     make_record,
     put,
+    raw,
     record_of,
     same,
-    to_bytes,
 )
 
 DTYPES = ["bfloat16", "float16", "float32"]
 WIDE = KVIdentity("wide", "weights-1", "auto", num_layers=3, num_kv_heads=2, head_size=32)
 CHUNK = make_chunk(1)
 RECORD = make_record(CHUNK)
-DATA = to_bytes(RECORD)
+DATA = raw(RECORD)
 SIZE = len(DATA)
 
 
@@ -71,7 +71,7 @@ def test_record_comes_back_as_it_was(tokens: int, codec: str, dtype: str) -> Non
     layout = layout_of(codec, dtype)
     chunk = chunk_of(layout, tokens)
     record = make_record(chunk, layout)
-    data = to_bytes(record)
+    data = raw(record)
     found = from_bytes(data, chunk.key, layout)
     assert (found.head.tokens, found.head.nbytes, found.nbytes) == (tokens, len(data), record.rows.numel())
     assert found.head.begin == len(data) - record.rows.numel()
@@ -84,7 +84,7 @@ def test_record_comes_back_as_it_was(tokens: int, codec: str, dtype: str) -> Non
 @pytest.mark.parametrize("tokens", [1, 512, 2_000, 20_000])
 def test_head_that_is_longer_than_the_first_read_is_read_to_its_end(tokens: int) -> None:
     record = make_record(make_chunk(1, tokens))
-    data = to_bytes(record)
+    data = raw(record)
     head = read_in_steps(LAYOUT, record.key, data)
     assert (head.checksums, head.nbytes) == (record.head.checksums, len(data))
     assert head.bytes() == data[: head.begin] == record.head.bytes()
@@ -95,7 +95,7 @@ def test_head_that_is_longer_than_the_first_read_is_read_to_its_end(tokens: int)
 def test_record_is_a_file_that_the_safetensors_library_reads(codec: str) -> None:
     layout = layout_of(codec, "bfloat16")
     record = make_record(chunk_of(layout, 37), layout)
-    tensors = safetensors.torch.load(to_bytes(record))
+    tensors = safetensors.torch.load(raw(record))
     assert set(tensors) == {"token_ids", "layers"}
     assert tensors["token_ids"].tolist() == record.head.ids.tolist()
     assert tensors["layers"].equal(record.rows)
@@ -133,7 +133,7 @@ def test_record_of_another_identity_is_refused(change: dict[str, Any]) -> None:
 def test_record_of_another_codec_or_dtype_is_refused(codec: str, dtype: str) -> None:
     layout = layout_of(codec, dtype)
     record = make_record(chunk_of(layout, 9), layout)
-    data = to_bytes(record)
+    data = raw(record)
     for other in CODECS:
         for another in DTYPES:
             if (other, another) != (codec, dtype):
@@ -275,13 +275,13 @@ def grown() -> int:
 
 
 FILES = {
-    "a header of 2^60 bytes": ((1 << 60).to_bytes(8, "little") + to_bytes(make_record(A))[8:], None),
-    "an honest record, and a GiB of nothing": (to_bytes(make_record(A)), GIB),
+    "a header of 2^60 bytes": ((1 << 60).to_bytes(8, "little") + raw(make_record(A))[8:], None),
+    "an honest record, and a GiB of nothing": (raw(make_record(A)), GIB),
     "more tokens than there are": (claim(GIB // 36), len(claim(1)) + 36 * (GIB // 36)),
     "as many tokens as are let in": (claim(MAX_TOKENS), len(claim(MAX_TOKENS)) + 36 * MAX_TOKENS),
     "a few tokens too many": (claim(100), len(claim(100)) + 3600),
     "nothing but zeros": (b"", GIB),
-    "a header only": (to_bytes(make_record(A))[:1024], None),
+    "a header only": (raw(make_record(A))[:1024], None),
 }
 
 

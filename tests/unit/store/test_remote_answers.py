@@ -23,12 +23,12 @@ from servers import (
     answering,
     make_record,
     opened_of,
-    raw,
     rows_of,
     seconds,
     tier_at,
     whole,
 )
+from stores import raw
 
 MODIFIED = "Last-Modified: Sat, 21 Nov 2026 10:00:00 GMT"
 

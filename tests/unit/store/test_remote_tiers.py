@@ -29,7 +29,6 @@ from servers import (
     free_port,
     make_record,
     opened_of,
-    raw,
     redis_server,
     rows_of,
     running,
@@ -39,6 +38,7 @@ from servers import (
     tier_at,
     whole,
 )
+from stores import raw
 
 
 @pytest.mark.parametrize("kind", KINDS)

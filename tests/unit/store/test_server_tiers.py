@@ -30,13 +30,13 @@ from servers import (
     free_port,
     make_record,
     opened_of,
-    raw,
     redis_server,
     rows_of,
     running,
     serving,
     tier_at,
 )
+from stores import raw
 
 A = make_record(1)
 
