@@ -26,7 +26,7 @@ from blendrag.store.tiers.interface import Opened, Read, Tier, TierError
 from blendrag.store.tiers.object import ObjectTier
 from blendrag.store.tiers.redis import RedisTier
 from blendrag.store.tiers.remote import RemoteTier
-from stores import make_chunk
+from places import free_port
 
 KINDS = ["redis", "object"]
 Kind = Literal["redis", "object"]
@@ -46,7 +46,7 @@ S3_OPTIONS = {
 
 def make_record(seed: int, tokens: int = 16, layout: Layout = LAYOUT) -> Record:
     """A record of its own tokens and random KV; the same one for the same arguments."""
-    return stores.make_record(make_chunk(seed, tokens, layout.dtype, layout.identity), layout)
+    return stores.make_record(stores.make_chunk(seed, tokens, layout.dtype, layout.identity), layout)
 
 
 def opened_of(tier: Tier, record: Record) -> Opened:
@@ -81,11 +81,6 @@ def seconds(call: Callable[[], object]) -> float:
     with pytest.raises(TierError):
         call()
     return time.perf_counter() - start
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
 
 
 class Process:

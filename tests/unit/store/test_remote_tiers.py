@@ -14,6 +14,7 @@ import pytest
 from blendrag.store.tiers.interface import Opened, TierError
 from blendrag.store.tiers.remote import Breaker, RemoteTier, describe
 from forked import Forked
+from places import free_port
 from proxy import Proxy
 from servers import (
     KINDS,
@@ -26,7 +27,6 @@ from servers import (
     B,
     Kind,
     Served,
-    free_port,
     make_record,
     opened_of,
     redis_server,

@@ -20,14 +20,13 @@ from blendrag.store.stack import TierSpec
 from blendrag.store.tiers.interface import Opened, TierError
 from blendrag.store.tiers.object import ObjectTier
 from blendrag.store.tiers.redis import RedisTier
-from places import DOCS
+from places import DOCS, free_port
 from servers import (
     BUCKET,
     IDENTITY,
     LAYOUT,
     S3_OPTIONS,
     Served,
-    free_port,
     make_record,
     opened_of,
     redis_server,
