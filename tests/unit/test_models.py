@@ -25,6 +25,7 @@ from blendrag.models import (
     resolve_model,
 )
 from blendrag.settings import Settings
+from closed import flip
 
 
 def make_model(folder: Path, **config: Any) -> Path:
@@ -231,9 +232,7 @@ def test_one_changed_tensor_changes_the_digest(tmp_path: Path) -> None:
     folder = make_model(tmp_path / "model")
     before = model_digest(folder)
     weights = folder / "model.safetensors"
-    raw = bytearray(weights.read_bytes())
-    raw[-1] ^= 1
-    weights.write_bytes(raw)
+    flip(weights, -1)
     assert model_digest(folder) != before
 
 

@@ -14,6 +14,7 @@ from blendrag.store.catalogue import Catalogue
 from blendrag.store.kv_reader import read_whole
 from blendrag.store.record import DamagedError, Miss, Record
 from blendrag.store.tiers import Opened
+from closed import flip
 from stores import (
     IDENTITY,
     LAYOUT,
@@ -221,11 +222,7 @@ def test_owner_finds_what_a_reader_could_not_use(tmp_path: Path) -> None:
     """It has a sound copy in RAM."""
     store = filled(tmp_path, [A, B, C], ram=1 << 20)
     record_of(tmp_path, B.key).unlink()
-    with record_of(tmp_path, C.key).open("r+b") as file:
-        file.seek(-1, os.SEEK_END)
-        last = file.read(1)
-        file.seek(-1, os.SEEK_END)
-        file.write(bytes([last[0] ^ 1]))
+    flip(record_of(tmp_path, C.key), -1)
     assert store.check([A.key, B.key, C.key]) == [B.key, C.key]
     assert states(tmp_path) == {A.key: "ready", B.key: "pending", C.key: "pending"}
     assert quarantined(tmp_path)

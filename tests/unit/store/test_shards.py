@@ -23,6 +23,7 @@ from blendrag.store.kv_reader import KVReader, read_rows
 from blendrag.store.kv_store import KVStore
 from blendrag.store.record import DamagedError, Layout, Miss
 from blendrag.store.tiers import Opened, Read, TierSpec
+from closed import flip
 from stores import Chunk, from_bytes, make_chunk, make_record, put, quarantined, raw, register, wanted
 
 HEADS, TOKENS = 12, 40
@@ -161,9 +162,7 @@ def test_ram_of_a_rank_holds_its_own_heads_only(tmp_path: Path) -> None:
 def test_other_ranks_write_and_mark_nothing(tmp_path: Path) -> None:
     engine = Engine(tmp_path, 2, [CHUNK])
     (path,) = tmp_path.glob("kv/??/*.safetensors")
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1  # of the second rank's heads
-    path.write_bytes(data)
+    flip(path, -1)  # of the second rank's heads
     (other,) = engine.others
     assert other.get(CHUNK.key, CHUNK.token_ids) == Miss("damaged")
     assert path.exists() and not quarantined(tmp_path)

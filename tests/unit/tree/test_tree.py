@@ -26,6 +26,7 @@ from blendrag.tree.layout import NodeBlocks, NodeLayout
 from blendrag.tree.path import Node, path_of, place, placed
 from blendrag.tree.store import NodeMissingError, NodeStore, StoredNode
 from blendrag.tree.tree import Tree
+from closed import flip
 from stored_trees import ROOT, check_tree, prompt
 from stores import IDENTITY
 
@@ -328,9 +329,7 @@ def test_damaged_node_is_not_loaded(tmp_path: Path) -> None:
     with rig(TierSpec(kind="disk", bytes=1 << 20), root=tmp_path) as one:
         one.grow("ab")
         (file,) = tmp_path.rglob(f"{path('ab')[-1].key}.safetensors")
-        data = bytearray(file.read_bytes())
-        data[-3] ^= 1
-        file.write_bytes(data)
+        flip(file, -3)
         with pytest.raises(NodeMissingError, match="checksum"):
             one.use("ab")
         assert one.use("ab") == 2
@@ -348,9 +347,7 @@ def test_each_rank_reads_its_own_part_of_a_node(tmp_path: Path) -> None:
     parts = [store.load(wanted)[0][0].own.rows for store in ranks]
     assert torch.equal(torch.cat(parts), rows)
     (file,) = tmp_path.rglob(f"{node.key}.safetensors")
-    data = bytearray(file.read_bytes())
-    data[-1] ^= 1
-    file.write_bytes(data)
+    flip(file, -1)
     with pytest.raises(NodeMissingError, match="checksum") as missing:
         ranks[1].load(wanted)
     assert missing.value.damaged is not None and tree.match([node]) == 1, "the first rank has to be told"
