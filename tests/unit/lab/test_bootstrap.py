@@ -16,7 +16,8 @@ from blendrag.lab.arms import Arm
 from blendrag.lab.bootstrap import Interval, difference, gap_closed, mean, ratio
 from blendrag.lab.experiment import in_turn, measure
 from blendrag.lab.prompts import Prompt, Trial
-from blendrag.progress import SILENT, Progress
+from blendrag.progress import SILENT
+from noted import Noted
 
 numbers = st.floats(-1e3, 1e3).map(lambda x: round(x, 6))
 rows = st.lists(st.tuples(numbers, numbers, numbers), min_size=1, max_size=40)
@@ -111,22 +112,8 @@ def test_interval_is_as_wide_as_theory_says() -> None:
 # -- the loop of everything that is measured ------------------------------------------------------------
 
 
-class Counted(Progress):
-    def __init__(self) -> None:
-        self.expected, self.done, self.notes = 0, 0, list[str]()
-
-    def total(self, steps: int) -> None:
-        self.expected += steps
-
-    def note(self, message: str) -> None:
-        self.notes.append(message)
-
-    def advance(self, amount: int = 1) -> None:
-        self.done += 1
-
-
 def test_every_arm_has_every_trial_and_none_always_goes_first() -> None:
-    progress = Counted()
+    progress = Noted()
     turns = list(in_turn({"a": 1, "b": 2, "c": 3}, range(4), progress))
     assert [turn.trial for turn in turns] == sorted(turn.trial for turn in turns)
     assert len({(turn.trial, turn.key) for turn in turns}) == 12
@@ -139,12 +126,12 @@ def test_every_arm_has_every_trial_and_none_always_goes_first() -> None:
 
 @pytest.mark.parametrize(("arms", "trials"), [(3, 3), (20, 3), (6, 60), (2, 1)])
 def test_few_trials_of_many_arms_begin_with_different_arms(arms: int, trials: int) -> None:
-    turns = list(in_turn(dict.fromkeys(range(arms)), range(trials), Counted()))
+    turns = list(in_turn(dict.fromkeys(range(arms)), range(trials), Noted()))
     assert len({turn.key for turn in turns[::arms]}) == min(arms, trials)
 
 
 def test_what_is_done_is_not_asked_again_and_is_no_step() -> None:
-    progress = Counted()
+    progress = Noted()
     done = {(0, "a"), (1, "a"), (1, "b")}
     turns = list(
         in_turn({"a": 1, "b": 2}, range(2), progress, warm_up=0, done=lambda trial, key: (trial, key) in done)
@@ -154,7 +141,7 @@ def test_what_is_done_is_not_asked_again_and_is_no_step() -> None:
 
 
 def test_turn_is_over_when_its_work_is_done() -> None:
-    progress = Counted()
+    progress = Noted()
     turns = in_turn({"a": 1, "b": 2}, range(2), progress)
     next(turns)
     assert progress.done == 0

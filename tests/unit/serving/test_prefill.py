@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from blendrag.errors import EngineClosedError, EngineError
-from blendrag.progress import Progress
 from blendrag.serving.collection import Collection
 from blendrag.serving.library import Library
 from blendrag.serving.prefill import PrefillReport, prefill_pending
 from blendrag.settings import Settings
+from noted import Noted
 
 
 class Store:
@@ -26,21 +26,10 @@ class Store:
         return 0
 
 
-class Noting(Progress):
-    def __init__(self) -> None:
-        self.done, self.at = 0, list[int]()
-
-    def note(self, what: str) -> None:
-        self.at.append(self.done)
-
-    def advance(self, amount: int = 1) -> None:
-        self.done += amount
-
-
 def test_progress_is_told_with_each_batch() -> None:
     entries: Any = [SimpleNamespace(token_ids=(1, 2, 3)), SimpleNamespace(token_ids=(4, 5))]
     store: Any = Store()
-    noting = Noting()
+    noting = Noted()
     prefill_pending(entries, store, 3, PrefillReport(), noting)
     assert noting.at == [3, 5]
 
@@ -54,7 +43,7 @@ class Shared(Store):
 
 def test_what_another_engine_has_prefilled_is_done_too() -> None:
     store: Any = Shared()
-    noting = Noting()
+    noting = Noted()
     prefill_pending(ENTRIES, store, 3, PrefillReport(), noting)
     assert noting.done == 5
 
@@ -75,12 +64,12 @@ ENTRIES: Any = [SimpleNamespace(token_ids=(1, 2, 3)), SimpleNamespace(token_ids=
 def test_first_error_of_an_engine_that_died_is_the_one_that_is_told() -> None:
     store: Any = Broken()
     with pytest.raises(EngineError, match="at ingest"):
-        prefill_pending(ENTRIES, store, 3, PrefillReport(), Noting())
+        prefill_pending(ENTRIES, store, 3, PrefillReport(), Noted())
 
 
 def test_prefill_that_is_stopped_ends_behind_what_was_begun() -> None:
     store: Any = Store()
-    report, noting = PrefillReport(), Noting()
+    report, noting = PrefillReport(), Noted()
 
     def go_on() -> None:
         if noting.done:

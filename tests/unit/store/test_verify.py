@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from blendrag.errors import StoreError, StoreInUseError
 from blendrag.files.lock import IndexLock
-from blendrag.progress import Progress
 from blendrag.store.catalogue import Catalogue
 from blendrag.store.maintenance import verify
 from blendrag.store.maintenance.closed_index import closed_index
@@ -24,6 +23,7 @@ from blendrag.store.maintenance.verify import Verifier
 from blendrag.store.record import Layout
 from blendrag.store.tiers import DiskTier, TierError, TierSpec
 from closed import DISK, collected, filled, flip, found, verified, write_record
+from noted import Noted
 from stores import (
     IDENTITY,
     LAYOUT,
@@ -253,19 +253,8 @@ def test_chunks_of_a_tier_that_cannot_be_asked_are_neither_missing_nor_sound(
 # -- size -------------------------------------------------------------------------------------------------
 
 
-class Counting(Progress):
-    def __init__(self) -> None:
-        self.expected, self.done = 0, 0
-
-    def total(self, amount: int) -> None:
-        self.expected = amount
-
-    def advance(self, amount: int = 1) -> None:
-        self.done += amount
-
-
 def test_progress_ends_near_what_it_promised(root: Path) -> None:
-    progress = Counting()
+    progress = Noted()
     with closed_index(root) as index:
         Verifier(index, progress=progress).run()
     heads = 4 * make_record(A).head.begin
