@@ -36,8 +36,7 @@ class Embedder:
         vectors = self._load().encode(
             list(texts), batch_size=_BATCH, normalize_embeddings=True, show_progress_bar=False
         )
-        rows: list[list[float]] = vectors.tolist()
-        return rows
+        return vectors.tolist()
 
     @property
     def tokenizer(self) -> Any:

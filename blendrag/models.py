@@ -46,15 +46,13 @@ ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetens
 
 def model_window(model: Path) -> int | None:
     """Return how many tokens the longest prompt has that a model's ``config.json`` promises."""
-    window: int | None = _text_config(model).get("max_position_embeddings")
-    return window
+    return _text_config(model).get("max_position_embeddings")
 
 
 def attention_heads(model: Path) -> int | None:
     """Return how many attention heads a layer has, by a model's ``config.json``; None where it does not
     say."""
-    heads: int | None = _text_config(model).get("num_attention_heads")
-    return heads
+    return _text_config(model).get("num_attention_heads")
 
 
 def query_scaling(model: Path) -> dict[str, Any]:
@@ -104,8 +102,7 @@ def quantisation(model: Path) -> str | None:
     """Return how ``config.json`` says that a model's weights are quantised, such as "awq"; None: not at
     all."""
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
-    method: str | None = (config.get("quantization_config") or {}).get("quant_method")
-    return method
+    return (config.get("quantization_config") or {}).get("quant_method")
 
 
 @needs("blendrag[engine]")

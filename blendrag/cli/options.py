@@ -65,8 +65,6 @@ Plot = Annotated[Path | None, typer.Option(help="Draw the results: .png, .svg or
 Paste = Annotated[
     Path | None, typer.Option(help="Put the tables between their markers in a Markdown page.", metavar="FILE")
 ]
-Chunks = Annotated[int, typer.Option(min=2, help="Chunks in a prompt.")]
-ChunkTokens = Annotated[int, typer.Option(min=8, help="Tokens in a chunk.")]
 Ratios = Annotated[
     str | None, typer.Option(help="Recompute ratios, with commas between them.", metavar="A,B,...")
 ]

@@ -75,8 +75,7 @@ class Hazard:
     def rates(self, cases: Cases) -> Floats:
         """Return the rates, [n, K] uses a second, of [n, features that are read] cases."""
         logs = passed(cases, self.borders) @ self.weights + self.bias
-        rates: Floats = np.exp(np.clip(logs, -20.0, 5.0))
-        return rates
+        return np.exp(np.clip(logs, -20.0, 5.0))
 
     def _computed(self, case: Case) -> bytes:
         rates = self.rates(np.array([case]))[0].tolist()
@@ -88,8 +87,7 @@ class Hazard:
 def passed(cases: Cases, borders: Mapping[str, tuple[float, ...]]) -> Floats:
     """Return [n, sum of borders], 0 or 1: which borders each of [n, len(borders)] cases has passed."""
     columns = [cases[:, [place]] > np.arange(len(these)) for place, these in enumerate(borders.values())]
-    found: Floats = np.concatenate([np.empty((len(cases), 0)), *columns], axis=1).astype(np.float64)
-    return found
+    return np.concatenate([np.empty((len(cases), 0)), *columns], axis=1).astype(np.float64)
 
 
 def gittins(rates: Sequence[float], steps: Sequence[float]) -> list[float]:

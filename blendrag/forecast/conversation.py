@@ -117,8 +117,7 @@ def shortened(text: str, tokenizer: Any, tokens: int) -> str:
 def _spans(text: str, tokenizer: Any) -> list[tuple[int, int]]:
     """Return where each token begins and ends in ``text``."""
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-    spans: list[tuple[int, int]] = encoded["offset_mapping"]
-    return spans
+    return encoded["offset_mapping"]
 
 
 def _joined(head: str, tail: str) -> str:

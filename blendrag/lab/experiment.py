@@ -8,7 +8,7 @@ Arms that time first tokens (:mod:`blendrag.lab.arms`) carry their prompts, and 
 
     arms = {"full": full_prefill(trials), "blended": blended_prefill(trials, recipe)}
     samples = measure(engine, arms, progress)
-    summarise(samples)["blended"].speedup_vs_full.median
+    summarise(samples)["blended"].speedup["full"].median
 
 Whatever else is an arm uses the loop itself, and leaves out what it has already::
 

@@ -145,7 +145,8 @@ def _zipf(ranks: NDArray[np.int64], exponent: float) -> NDArray[np.float64]:
 
 
 def read_azure(path: Path) -> list[float]:
-    """Read when requests came, seconds since the first: what was in them has to be drawn (:mod:`.workloads`).
+    """Read when requests came, seconds since the first: what was in them has to be drawn
+    (:func:`blendrag.lab.eviction.source.retrieval_trace`).
 
     Raises SourceError, naming file and line, for what is no such record, for times that run backwards, and
     for a file without requests.

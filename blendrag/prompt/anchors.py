@@ -70,8 +70,7 @@ def rolling_hashes(text: str, size: int) -> Hashes:
     sums = np.zeros(len(codes) + 1, dtype=np.uint64)
     np.cumsum(codes * _powers(_BASE, len(codes)), out=sums[1:])
     windows = sums[size:] - sums[:-size]
-    hashes: Hashes = windows * _powers(_INVERSE, len(windows))
-    return hashes
+    return windows * _powers(_INVERSE, len(windows))
 
 
 def _powers(base: int, count: int) -> Hashes:

@@ -144,8 +144,7 @@ def _encode(tokenizer: Any, text: str, *, split_special_tokens: bool) -> list[in
     encoded = tokenizer(
         text, add_special_tokens=False, split_special_tokens=split_special_tokens, verbose=False
     )
-    ids: list[int] = encoded["input_ids"]
-    return ids
+    return encoded["input_ids"]
 
 
 def _spell_control_tokens(tokenizer: Any) -> dict[int, tuple[int, ...]]:

@@ -82,8 +82,7 @@ class Door(ABC):
 
     def cached(self, answer: dict[str, Any]) -> int | None:
         """Return how many prompt tokens vLLM says that it has not computed."""
-        found: int | None = _details(answer, "prompt_tokens_details").get("cached_tokens")
-        return found
+        return _details(answer, "prompt_tokens_details").get("cached_tokens")
 
     def count(self, answer: dict[str, Any], cached: int) -> None:
         """Have an answer say that so many tokens of its prompt were not computed."""
@@ -158,8 +157,7 @@ class AnthropicMessages(ChatCompletions):
         return event if event.get("type") == "message_delta" else None
 
     def cached(self, answer: dict[str, Any]) -> int | None:
-        found: int | None = (answer.get("usage") or {}).get("cache_read_input_tokens")
-        return found
+        return (answer.get("usage") or {}).get("cache_read_input_tokens")
 
     def count(self, answer: dict[str, Any], cached: int) -> None:
         if usage := answer.get("usage"):  # whose input tokens are those that were not in a cache
@@ -195,8 +193,7 @@ class Responses(Door):
         return completed if event.get("type") == "response.completed" else None
 
     def cached(self, answer: dict[str, Any]) -> int | None:
-        found: int | None = _details(answer, "input_tokens_details").get("cached_tokens")
-        return found
+        return _details(answer, "input_tokens_details").get("cached_tokens")
 
     def count(self, answer: dict[str, Any], cached: int) -> None:
         if answer.get("usage"):  # whose details are always there
@@ -242,5 +239,4 @@ def _ids(prompts: Any) -> list[int]:
 
 
 def _details(answer: dict[str, Any], name: str) -> dict[str, Any]:
-    found: dict[str, Any] = (answer.get("usage") or {}).get(name) or {}
-    return found
+    return (answer.get("usage") or {}).get(name) or {}

@@ -176,8 +176,7 @@ def _served() -> dict[str, Any]:
     """Return what the command says. Raises ConfigError for a server that another one has started."""
     if SERVED not in os.environ or SECRET not in os.environ:
         raise ConfigError("this server was not started for blending: `blendrag serve --print` shows how")
-    served: dict[str, Any] = json.loads(os.environ[SERVED])
-    return served
+    return json.loads(os.environ[SERVED])
 
 
 def _keys(served: dict[str, Any]) -> Keys | None:

@@ -57,14 +57,12 @@ _NUMBERS = 16  # so many numbers count as one value
 
 def key_of(request: Request) -> Key:
     """Return the key of a request; where the server has no keys, one for all namespaces of one tenant."""
-    key: Key = request.state.key
-    return key
+    return request.state.key
 
 
 def limits_of(request: Request) -> Limits:
     """Return the limits of a request."""
-    limits: Limits = request.state.limits
-    return limits
+    return request.state.limits
 
 
 class Requests:

@@ -113,7 +113,7 @@ def test_two_servers_that_ingest_at_once_both_finish(server: Server, two: Two) -
 
 
 def test_two_syncs_at_once_end_as_one_of_the_two(server: Server, two: Two) -> None:
-    """As in tests/unit/serving/test_sync.py, which takes more rounds."""
+    """As in tests/unit/serving/test_prefill.py, which takes more rounds."""
     server.put(TEXTS)
     ids = sorted(TEXTS)
 

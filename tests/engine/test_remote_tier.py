@@ -65,7 +65,7 @@ def remote_bench(
 def test_server_in_trouble_costs_time_and_no_answer_and_its_recovery_is_noticed(
     remote_bench: Bench, proxy: Proxy, kind: Kind, trouble: Literal["hang", "garbage"]
 ) -> None:
-    """Others, as the tier sees them: tests/unit/store/test_remote_faults.py."""
+    """Others, as the tier sees them: tests/unit/store/test_remote_tiers.py."""
     bench = remote_bench
     prompt = bench.prompt(bench.pieces)
     whole = bench.blended(prompt, ratio=0.0)

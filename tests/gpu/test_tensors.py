@@ -154,8 +154,7 @@ def test_layer_is_the_same_after_its_way_to_the_gpu(tables: Tables, tmp_path: Pa
     register(tmp_path, chunks, identity=identity)
     stack = TierSpec(kind="ram", bytes=1 << 40), TierSpec(kind="disk")
     store = open_stack(tmp_path, *stack, identity=identity, dtype=str(DTYPE).removeprefix("torch."))
-    for chunk in chunks:
-        put(store, chunk)
+    put(store, *chunks)
     loader = LayerLoader()
 
     def load(use: Callable[[int, torch.Tensor], None]) -> None:

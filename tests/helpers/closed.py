@@ -8,6 +8,7 @@ from blendrag.store.maintenance.closed_index import closed_index
 from blendrag.store.maintenance.gc import Freed, collect
 from blendrag.store.maintenance.verify import Verifier, VerifyReport
 from blendrag.store.record import Record
+from blendrag.store.stack import OWN_FOLDER
 from blendrag.store.tiers import Tier, TierSpec
 from stores import A, B, C, D, open_stack, register
 
@@ -28,9 +29,9 @@ def verified(root: Path, *others: Tier, repair: bool = False) -> VerifyReport:
         return Verifier(index, others, repair=repair).run()
 
 
-def collected(root: Path) -> Freed:
+def collected(root: Path, *stack: TierSpec) -> Freed:
     with closed_index(root) as index:
-        return collect(index)
+        return collect(index, stack or OWN_FOLDER)
 
 
 def found(report: VerifyReport) -> dict[str, list[str]]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,8 +11,12 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from vllm.entrypoints.openai.chat_completion.api_router import create_chat_completion
+from vllm.entrypoints.openai.completion.api_router import create_completion
 
 from blendrag.server.blending import Blending
+from blendrag.server.completions import body_of
+from blendrag.server.keys import Key, Keys
 from blendrag.serving.collection import Collection
 from blendrag.serving.library import Library
 from blendrag.serving.session import EngineSession
@@ -19,6 +24,7 @@ from blendrag.settings import Settings
 from engine_facts import FACTS
 
 TEXT = "The warranty of the battery lasts for eight years or 160,000 kilometres. " * 4
+CHAT, COMPLETION = body_of(create_chat_completion), body_of(create_completion)
 Tenants = dict[str, Blending]
 
 
@@ -56,6 +62,15 @@ def tenants_without_engine(folder: Path, model_dir: Path) -> Iterator[Tenants]:
         yield made
         for each in made.values():
             each.library.close()
+
+
+def keys_of(keys: Mapping[str, Key]) -> Keys:
+    """What a file of keys says: keys by their secrets."""
+    return Keys({hashlib.sha256(secret.encode()).digest(): key for secret, key in keys.items()})
+
+
+def bearer(secret: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {secret}"}
 
 
 def keep(blending: Blending, collection: str, **texts: str) -> None:

@@ -37,6 +37,12 @@ class Forked:
         self._process.join(timeout)
         return output, errors
 
+    def finished(self, timeout: float = 60) -> str:
+        """What it printed, when it has ended without an error."""
+        output, errors = self.communicate(timeout)
+        assert self.returncode == 0, errors
+        return output
+
     @property
     def pid(self) -> int | None:
         return self._process.pid

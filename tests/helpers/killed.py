@@ -132,15 +132,22 @@ def check(root: Path, limit: int | None, counts: Counter[str]) -> None:
     assert (report.problems, report.quarantined, report.doomed) == ([], 0, 0)
 
 
-def main(root: Path, rounds: int, limit: int | None, seed: int) -> None:
+def main(
+    writer: Callable[[Path, int | None, random.Random], Steps],
+    check: Callable[[Path, int | None, Counter[str]], None],
+    limited: int,
+) -> None:
+    """Do as the program's arguments say. limited: bytes of the disk tier where they ask for a limit."""
+    root, rounds, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[4])
+    limit = limited if sys.argv[3] == "limited" else None
     torch.set_num_threads(1)
     root.mkdir()
     counts: Counter[str] = Counter()
     for number in range(rounds):
-        kill_one(lambda choice: Writer(root, limit, choice), seed + number)
+        kill_one(lambda choice: writer(root, limit, choice), seed + number)
         check(root, limit, counts)
     print(json.dumps(counts))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), LIMIT if sys.argv[3] == "limited" else None, int(sys.argv[4]))
+    main(Writer, check, LIMIT)

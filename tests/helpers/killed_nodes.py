@@ -6,10 +6,8 @@ how a writer is killed.
 
 from __future__ import annotations
 
-import json
 import os
 import random
-import sys
 from collections import Counter
 from itertools import permutations
 from pathlib import Path
@@ -21,7 +19,7 @@ from blendrag.tree import Nodes, path_of
 from blendrag.tree.layout import NodeBlocks
 from blendrag.tree.store import NodeStore, StoredNode
 from blendrag.tree.tree import Tree
-from killed import kill_one
+from killed import main
 from stored_trees import check_tree
 from stores import IDENTITY
 
@@ -94,7 +92,7 @@ def check(root: Path, limit: int | None, counts: Counter[str]) -> None:
         elif what == "unwanted":
             acknowledged = {path for path in acknowledged if about not in path}
         (deleted.add if what == "deleted" else deleted.discard)(about)
-        counts[what] += 1
+    counts |= Counter(line.split()[0] for line in lines)
     counts["half-written"] += len(list(root.glob("tree/kv/tmp/*")))
     tree, store = opened(root, limit)
     assert not list(root.glob("tree/kv/tmp/*"))
@@ -113,16 +111,5 @@ def check(root: Path, limit: int | None, counts: Counter[str]) -> None:
     tree.close()
 
 
-def main(root: Path, rounds: int, limit: int | None, seed: int) -> None:
-    torch.set_num_threads(1)
-    root.mkdir()
-    counts: Counter[str] = Counter()
-    for number in range(rounds):
-        kill_one(lambda choice: Writer(root, limit, choice), seed + number)
-        counts = Counter({"half-written": counts["half-written"]})
-        check(root, limit, counts)
-    print(json.dumps(counts))
-
-
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), LIMIT if sys.argv[3] == "limited" else None, int(sys.argv[4]))
+    main(Writer, check, LIMIT)

@@ -6,7 +6,6 @@ import ctypes
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,7 +17,7 @@ import httpx
 import psutil
 
 from blendrag.models import DEFAULT_MODEL
-from places import ROOT
+from places import ROOT, free_port
 
 START_S = 300
 _PR_SET_PDEATHSIG = 1
@@ -50,9 +49,7 @@ class Server:
     def __init__(self, folder: Path, *more: str) -> None:
         self.folder = folder
         self.log = folder.with_suffix(".log")
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         command = "from blendrag.cli.app import main; main()"
         words = ["serve", "--index", str(folder), "--dtype", "float32", "--max-model-len", "2048"]
         words += ["--kv-cache-gib", "1", "--host", "127.0.0.1", "--port", str(self.port), *more]

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,22 +19,22 @@ import pytest
 import redis
 import torch
 
-from blendrag.store.identity import KVIdentity
+import stores
 from blendrag.store.record import Layout, Record
 from blendrag.store.stack import TierSpec
 from blendrag.store.tiers.interface import Opened, Read, Tier, TierError
 from blendrag.store.tiers.object import ObjectTier
 from blendrag.store.tiers.redis import RedisTier
 from blendrag.store.tiers.remote import RemoteTier
+from places import free_port
 
 KINDS = ["redis", "object"]
 Kind = Literal["redis", "object"]
 WAIT = 1.5  # seconds: timeout of the tiers here
 REST = 0.5  # seconds: their cooldown
-LAYERS = 6
-IDENTITY = KVIdentity("tiny", "weights-1", "bfloat16", num_layers=LAYERS, num_kv_heads=1, head_size=4)
+IDENTITY = replace(stores.IDENTITY, num_layers=6)
 LAYOUT = Layout(IDENTITY, "bfloat16")
-OTHER = Layout(KVIdentity("tiny", "weights-2", "bfloat16", LAYERS, 1, 4), "bfloat16")
+OTHER = Layout(replace(IDENTITY, weights="weights-2"), "bfloat16")
 BUCKET = "bucket"
 S3_OPTIONS = {
     "access_key_id": "somebody",
@@ -46,16 +46,14 @@ S3_OPTIONS = {
 
 def make_record(seed: int, tokens: int = 16, layout: Layout = LAYOUT) -> Record:
     """A record of its own tokens and random KV; the same one for the same arguments."""
-    generator = torch.Generator().manual_seed(seed)
-    ids = (seed, *torch.randint(0, 50_000, (tokens - 1,), generator=generator).tolist())
-    shape = (layout.num_layers, 2, tokens, layout.heads, layout.size)
-    kv = torch.randn(shape, generator=generator).to(layout.dtype)
-    return layout.encode(layout.identity.chunk_key(ids), ids, kv)
+    return stores.make_record(stores.make_chunk(seed, tokens, layout.dtype, layout.identity), layout)
 
 
-def raw(record: Record) -> bytes:
-    """The bytes that every tier keeps of a record."""
-    return record.head.bytes() + record.rows.numpy().tobytes()
+def opened_of(tier: Tier, record: Record) -> Opened:
+    """The record, as a tier has it."""
+    found = tier.open([record.key])[record.key]
+    assert isinstance(found, Opened), found
+    return found
 
 
 def rows_of(tier: Tier, opened: Opened, group: int | None = None) -> torch.Tensor:
@@ -83,12 +81,6 @@ def seconds(call: Callable[[], object]) -> float:
     with pytest.raises(TierError):
         call()
     return time.perf_counter() - start
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 class Process:

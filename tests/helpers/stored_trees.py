@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from blendrag.store.record import Head
 from blendrag.store.tiers import Opened, Tier
 from blendrag.tree.path import placed
 from blendrag.tree.store import NodeStore
+
+DOCUMENTS = {
+    name: tuple(range(at, at + length)) for name, at, length in (("a", 10, 3), ("b", 20, 6), ("c", 30, 9))
+}
+ROOT = (1, 2)
+
+Prompt = tuple[tuple[int, ...], list[tuple[str, int, int]]]
+
+
+def prompt(names: Sequence[str], root: tuple[int, ...] = ROOT) -> Prompt:
+    """Tokens, and where in them each of these documents stands."""
+    ids, documents = root, []
+    for name in names:
+        documents.append((name, len(ids), len(DOCUMENTS[name])))
+        ids += (*DOCUMENTS[name], 5)
+    return (*ids, 99), documents
 
 
 def tree_tiers(ram: int = 0, disk: int = 0) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -86,8 +87,9 @@ def holds(store: KVStore, *chunks: Chunk) -> list[list[bool]]:
     return [[chunk.key in tier.has([chunk.key]) for chunk in chunks] for tier in store.tiers]
 
 
-def put(store: KVStore, chunk: Chunk) -> int:
-    return store.put(chunk.key, chunk.token_ids, chunk.kv)
+def put(store: KVStore, *chunks: Chunk) -> int:
+    """One after another. Returns the bytes that are kept of them."""
+    return sum(store.put(chunk.key, chunk.token_ids, chunk.kv) for chunk in chunks)
 
 
 def get(store: KVStore, chunk: Chunk) -> Record | Miss:
@@ -106,18 +108,14 @@ def register(
     root: Path, chunks: Sequence[Chunk], owner: str = "doc", identity: KVIdentity = IDENTITY
 ) -> None:
     """Make ``chunks`` known, as the client process does before the worker writes their KV."""
-    catalogue = Catalogue.open(root, identity)
-    catalogue.register(owner, [(chunk.key, f"text {chunk.key}", chunk.token_ids) for chunk in chunks])
-    catalogue.close()
+    with closing(Catalogue.open(root, identity)) as catalogue:
+        catalogue.register(owner, [(chunk.key, f"text {chunk.key}", chunk.token_ids) for chunk in chunks])
 
 
 def release(root: Path) -> list[str]:
     """Delete what was registered, as the client process does, also while no engine runs."""
-    catalogue = Catalogue.open(root, IDENTITY)
-    try:
+    with closing(Catalogue.open(root, IDENTITY)) as catalogue:
         return catalogue.release("doc")
-    finally:
-        catalogue.close()
 
 
 def rows(*keys: str) -> list[tuple[str, str, tuple[int, ...]]]:
@@ -127,11 +125,8 @@ def rows(*keys: str) -> list[tuple[str, str, tuple[int, ...]]]:
 
 def states(root: Path) -> dict[str, str]:
     """State by key, read by a connection of its own."""
-    catalogue = Catalogue.open(root, IDENTITY)
-    try:
+    with closing(Catalogue.open(root, IDENTITY)) as catalogue:
         return {entry.key: entry.state for entry in catalogue.entries()}
-    finally:
-        catalogue.close()
 
 
 def filled(
@@ -140,8 +135,7 @@ def filled(
     """An open store that was asked to keep ``chunks``, in this order."""
     register(root, chunks)
     store = open_store(root, ram=ram, disk=disk, dtype=dtype)
-    for chunk in chunks:
-        put(store, chunk)
+    put(store, *chunks)
     return store
 
 
@@ -174,16 +168,15 @@ def same(found: object, chunk: Chunk) -> bool:
 
 def gone(root: Path, chunk: Chunk) -> bool:
     """Whether a damaged record was put aside, its chunk wanted again, and a later put welcome."""
-    catalogue = Catalogue.open(root, IDENTITY)
-    pending = [entry.key for entry in catalogue.pending()]
-    nbytes = catalogue.totals().bytes
-    catalogue.close()
+    with closing(Catalogue.open(root, IDENTITY)) as catalogue:
+        pending = [entry.key for entry in catalogue.pending()]
+        nbytes = catalogue.totals().bytes
     aside = quarantined(root) == {f"{chunk.key}.safetensors"}
     return pending == [chunk.key] and nbytes == 0 and not files(root) and aside
 
 
-def to_bytes(record: Record) -> bytes:
-    """The record as it is in a file."""
+def raw(record: Record) -> bytes:
+    """The bytes that every tier keeps of a record."""
     return record.head.bytes() + record.rows.numpy().tobytes()
 
 
@@ -198,9 +191,8 @@ def from_bytes(data: bytes, key: str, layout: Layout = LAYOUT) -> Record:
 
 def problems(root: Path) -> list[str]:
     """Read every file of the disk tier and compare with the catalogue; a line per problem, by key."""
-    catalogue = Catalogue.open(root, IDENTITY)
-    recorded = dict(catalogue.recent())
-    catalogue.close()
+    with closing(Catalogue.open(root, IDENTITY)) as catalogue:
+        recorded = dict(catalogue.recent())
     found = {path.stem: path for path in (root / "kv").glob("??/*")}
     lines = [f"{path.name}: half-written" for path in (root / "kv" / "tmp").glob("*")]
     for key in sorted(found.keys() | recorded):

@@ -22,6 +22,7 @@ from blendrag.vectorstores.lance import Lance
 from blendrag.vectorstores.milvus import Milvus
 from blendrag.vectorstores.postgres import Postgres
 from blendrag.vectorstores.qdrant import Qdrant
+from places import free_port
 
 COLLECTION = "handbook"
 
@@ -39,9 +40,7 @@ class Running:
 @contextmanager
 def chroma_server(folder: Path) -> Iterator[int]:
     """A server of Chroma's, by its port."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     chroma = Path(sys.executable).with_name("chroma")
     command = [chroma, "run", "--path", folder, "--host", "127.0.0.1", "--port", str(port)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:

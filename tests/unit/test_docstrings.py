@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,28 @@ def test_no_docstring_begins_as_a_fragment() -> None:
     found = [(path, line, word) for path in SOURCES for line, word in first_words(path)]
     assert len(found) > 2000, "the test could not tell"
     assert not [f"{path}:{line}: {word}" for path, line, word in found if word.strip(",:;") in FRAGMENTS]
+
+
+def names_of(path: Path) -> Iterator[str]:
+    yield path.stem
+    yield path.parent.name
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.Name(ast_name) | ast.Attribute(attr=ast_name):
+                yield ast_name
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                yield name
+
+
+def test_reference_in_a_docstring_leads_somewhere() -> None:
+    known = {name for path in SOURCES for name in names_of(path)}
+    found = [
+        (path, name.split(".")[-1].removesuffix("()"))
+        for path in SOURCES
+        for name in re.findall(r":(?:attr|class|data|func|meth|mod):`[~!.]*([\w.]+)`", path.read_text())
+    ]
+    assert len(found) > 100, "the test could not tell"
+    assert not [f"{path}: {name}" for path, name in found if name not in known]
 
 
 def helps(command: Any, path: str) -> Iterator[tuple[str, str]]:

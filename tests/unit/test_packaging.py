@@ -10,7 +10,14 @@ import subprocess
 import sys
 import tomllib
 from functools import cache
-from importlib.metadata import distributions, metadata, packages_distributions, requires, version
+from importlib.metadata import (
+    PackageNotFoundError,
+    distributions,
+    metadata,
+    packages_distributions,
+    requires,
+    version,
+)
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +43,7 @@ LEFT_OUT = {  # on purpose: the lock files tell why
 
 
 def project(folder: Path) -> dict[str, Any]:
-    table: dict[str, Any] = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
-    return table
+    return tomllib.loads((folder / "pyproject.toml").read_text())["project"]
 
 
 @cache
@@ -275,3 +281,64 @@ def test_imports_load_no_heavy_library() -> None:
 def test_license_and_types_are_shipped(folder: Path) -> None:
     assert (folder / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
     assert len(list(folder.glob("l*_*/**/py.typed"))) == 1
+
+
+# -- the locks ------------------------------------------------------------------------------------------
+
+# Their builds break `import transformers` beside a CPU build of torch; text models do not need them.
+FORBIDDEN = ("torchvision", "torchaudio", "torchcodec")
+
+
+def read_lock(name: str) -> dict[str, Requirement]:
+    lines = (ROOT / "requirements" / name).read_text().splitlines()
+    pins = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    return {canonicalize_name(pin.name): pin for pin in pins if pin.marker is None or pin.marker.evaluate()}
+
+
+def pinned(pin: Requirement) -> str:
+    (only,) = pin.specifier
+    assert only.operator == "==" and not pin.url, f"{pin} is not an exact pin"
+    return only.version
+
+
+CPU, DEV = read_lock("cpu.lock"), read_lock("dev.lock")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+
+
+@pytest.mark.parametrize("name", sorted(CPU | DEV))
+def test_installed_version_is_the_pinned_one(name: str) -> None:
+    assert version(name).partition("+")[0] == pinned((CPU | DEV)[name])
+
+
+NOT_HERE = {"cuda", "dev"}
+RUNTIME = PROJECT["dependencies"] + [
+    one for extra in EXTRAS.keys() - NOT_HERE for one in EXTRAS[extra] if not one.startswith("blendrag[")
+]
+
+
+@pytest.mark.parametrize("text", sorted(set(RUNTIME)))
+def test_dependency_is_covered_by_the_runtime_lock(text: str) -> None:
+    wanted = Requirement(text)
+    assert wanted.specifier.contains(pinned(CPU[canonicalize_name(wanted.name)]))
+
+
+@pytest.mark.parametrize("text", EXTRAS["dev"])
+def test_test_tool_is_covered_by_a_lock(text: str) -> None:
+    wanted = Requirement(text)
+    assert wanted.specifier.contains(pinned((CPU | DEV)[canonicalize_name(wanted.name)]))
+
+
+@pytest.mark.parametrize("name", FORBIDDEN)
+def test_package_that_breaks_transformers_is_neither_pinned_nor_installed(name: str) -> None:
+    assert name not in CPU | DEV
+    with pytest.raises(PackageNotFoundError):
+        version(name)
+
+
+def test_lock_names_no_registry_and_no_path() -> None:
+    for name in ("cpu.lock", "dev.lock"):
+        lines = (ROOT / "requirements" / name).read_text().splitlines()
+        assert not [
+            line for line in lines if not line.startswith("#") and ("/" in line or line.startswith("-"))
+        ]

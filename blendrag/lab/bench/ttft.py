@@ -77,8 +77,7 @@ def _errors(codec: Codec, kv: torch.Tensor) -> list[float]:
     for row, (key, value) in zip(codec.encode(kv), found, strict=True):
         codec.decode(row, kv.shape[2], key, value)
     exact = kv.float().flatten(2)
-    ratio: list[float] = ((found.float().flatten(2) - exact).norm(dim=2) / exact.norm(dim=2)).mean(0).tolist()
-    return ratio
+    return ((found.float().flatten(2) - exact).norm(dim=2) / exact.norm(dim=2)).mean(0).tolist()
 
 
 @dataclass(frozen=True, slots=True)

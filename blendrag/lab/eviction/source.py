@@ -123,8 +123,7 @@ def _predicted(dialogs: list[Dialog], name: str) -> tuple[list[Dialog], Forecast
     def forecasts(trace: RequestTrace) -> Sequence[float]:
         rows = predictor.features.rows([Window.of(request.prompts) for request in trace.requests])
         assert predictor.classifier is not None
-        answers: list[float] = predictor.classifier.probability(rows).tolist()
-        return answers
+        return predictor.classifier.probability(rows).tolist()
 
     whole = len(held_out) == len(dialogs)
     of = "the whole file" if whole else "those of its file that the predictor has not seen"

@@ -15,9 +15,10 @@ from pathlib import Path
 from blendrag.errors import StoreError, StoreFullError
 from blendrag.files.lock import IndexLock
 from blendrag.store.catalogue import Catalogue
+from blendrag.store.kv_reader import close_all
 from blendrag.store.record import Layout
 from blendrag.store.stack import TierSpec, primary_at
-from blendrag.store.tiers import Context, Tier, TierError, make_tier
+from blendrag.store.tiers import Context, Tier, make_tier
 from blendrag.store.tiers.disk import LONGEST_WRITE_S, QUARANTINE, SUFFIX, TEMPORARY
 
 DATABASES = ("catalogue.sqlite", "ledger.sqlite", "chroma/chroma.sqlite3")  # an index has these
@@ -152,9 +153,7 @@ def other_tiers(catalogue: Catalogue, stack: Sequence[TierSpec]) -> Iterator[lis
                 tiers.append(make_tier(spec, layout, Context(Path())))
         yield tiers
     finally:
-        for tier in tiers:
-            with contextlib.suppress(TierError):
-                tier.close()
+        close_all(tiers)
 
 
 def no_index(folder: Path | str) -> StoreError:

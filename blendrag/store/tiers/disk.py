@@ -179,10 +179,8 @@ class DiskTier(LocalTier):
     def _remove(self, key: str) -> bool:
         try:
             self.path(key).unlink()
-        except FileNotFoundError:
-            return False
         except OSError:
-            return False  # read-only meanwhile: the next opening tries again
+            return False  # gone, or read-only meanwhile: the next opening tries again
         return True
 
     def quarantine(self, key: str) -> None:

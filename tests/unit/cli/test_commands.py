@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,6 +18,9 @@ from typer.testing import Result
 from blendrag import __version__
 from blendrag.cli.app import app
 from blendrag.cli.ask import _length
+from blendrag.cli.demo_documents import demo_documents
+from blendrag.files.lock import IndexLock
+from places import ROOT
 
 Blendrag = Callable[..., Result]
 
@@ -184,3 +188,82 @@ def test_answer_of_a_command_has_a_length_of_its_own_unless_a_setting_says_it(
     assert (_length(None), _length(7)) == (1024, 7)
     monkeypatch.setenv("BLENDRAG_MAX_TOKENS", "33")
     assert (_length(None), _length(7)) == (33, 7)
+
+
+# -- the demo's documents -------------------------------------------------------------------------------
+
+OURS = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+
+
+def test_thirty_documents_of_others_or_more_and_not_minutes_of_them() -> None:
+    documents = demo_documents()
+    assert len(documents) - len(OURS) >= 30
+    assert sum(len(document.text) for document in documents) <= 200_000, "our own documentation counts"
+    assert len({document.source for document in documents}) == len(documents)
+
+
+def test_second_run_gives_the_same_documents_in_the_same_order() -> None:
+    assert demo_documents() == demo_documents()
+
+
+def test_what_the_questions_are_about_is_there() -> None:
+    sources = {document.source for document in demo_documents()}
+    for name in ("typer", "rich", "pypdf", "pydantic", "safetensors", "transformers"):
+        assert f"{name}, description" in sources
+    assert any(source.endswith("licence") for source in sources)
+
+
+def test_project_documentation_comes_first() -> None:
+    documents = demo_documents()
+    assert [document.source for document in documents[: len(OURS)]] == OURS
+    assert all(document.text for document in documents)
+
+
+# -- what serve says before anything that takes long ----------------------------------------------------
+
+ASKED = """
+import io, json, sys
+from contextlib import redirect_stderr
+from blendrag.cli.app import main
+told = []
+for words in json.loads(sys.argv[1]):
+    sys.argv = ["blendrag", "serve", *words]
+    with redirect_stderr(io.StringIO()) as said:
+        try:
+            main()
+        except SystemExit as end:
+            told.append([end.code, said.getvalue()])
+print(json.dumps([told, sorted({"vllm", "torch", "transformers"} & sys.modules.keys())]))
+"""
+
+
+def test_what_is_wrong_is_one_line_before_an_engine_starts(tmp_path: Path, model_dir: Path) -> None:
+    """model_dir: a model that is there."""
+    model, index = str(model_dir), str(tmp_path / "kv")
+    lock = IndexLock(Path(index), client=os.getpid())
+    with socket.create_server(("127.0.0.1", 0)) as used:
+        port = str(used.getsockname()[1])
+        cases = {
+            (model, "--port", port): f"port {port}",
+            (model, "--port", "0", "--host", "192.0.2.1"): "192.0.2.1",
+            ("./nosuch", "--port", "0"): "nosuch",
+            (model, "--port", "0", "--index", "/dev/null/kv"): "/dev/null/kv",
+            (model, "--port", "0", "--index", index): f"open in process {os.getpid()}",
+            ("--port", "0", "--cache-dir", "/dev/null/cache"): "BLENDRAG_CACHE_DIR",
+        }
+        done = subprocess.run(
+            [sys.executable, "-c", ASKED, json.dumps([*cases])],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            timeout=240,
+        )
+    lock.release()
+    assert done.returncode == 0, done.stderr
+    told, imported = json.loads(done.stdout)
+    for (code, said), expected in zip(told, cases.values(), strict=True):
+        assert code == 1
+        (line,) = (line for line in said.splitlines() if line.strip())
+        assert expected in line
+    assert imported == []

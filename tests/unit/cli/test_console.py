@@ -1,18 +1,28 @@
-"""How an interrupt and an error end a command, and what is printed where nobody looks."""
+"""How an interrupt and an error end a command, and what is printed on a terminal and elsewhere."""
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
+from rich.console import Console
 from typer.testing import CliRunner
 
+from blendrag import Piece
+from blendrag.cli.answering import print_stream
 from blendrag.cli.console import INTERRUPTED, Commands, heading, interruptible, out, print_json
-from blendrag.cli.ingest import _print
+from blendrag.cli.ingest import _print as print_ingested
+from blendrag.cli.profile import _print as print_profile
 from blendrag.errors import BlendragError, EngineError
+from blendrag.index.answering import AnswerStream
 from blendrag.index.ingest import IngestReport
+from blendrag.settings import Settings
 from blendrag.tables import table_with
+from paper_machine import SPEEDS, make_profile
 
 
 def _ending_with(error: BaseException) -> typer.Typer:
@@ -86,6 +96,44 @@ def test_heading_is_80_columns_long_where_nobody_looks(
 
 
 def test_ingest_says_how_many_documents_a_newer_reader_read_anew(capsys: pytest.CaptureFixture[str]) -> None:
-    _print(IngestReport(added=1, changed=5, reread=4, unchanged=2), Path("kb"))
+    print_ingested(IngestReport(added=1, changed=5, reread=4, unchanged=2), Path("kb"))
     shown = capsys.readouterr().out
     assert "5 changed (4 of them by a newer reader of the same file), 2 unchanged" in shown
+
+
+# -- a question's answer on a terminal, and in a pipe ---------------------------------------------------
+
+
+def pieces(*thoughts: str) -> Generator[Piece]:
+    whole: Any = object()  # an answer, which nobody looks at here
+    yield from (Piece("", reasoning=thought) for thought in thoughts)
+    yield Piece("Good ")
+    yield Piece("day.", whole)
+
+
+def test_thinking_is_printed_where_asked_for_only(capsys: pytest.CaptureFixture[str]) -> None:
+    print_stream(AnswerStream(pieces("Let me ", "[see].")))
+    assert capsys.readouterr().out == "Good day.\n"
+    print_stream(AnswerStream(pieces("Let me ", "[see].")), show_thinking=True)
+    assert capsys.readouterr().out == "Let me [see].\nGood day.\n"
+    print_stream(AnswerStream(pieces()), show_thinking=True)
+    assert capsys.readouterr().out == "Good day.\n"
+
+
+# -- ``profile``, of a machine whose times are known ----------------------------------------------------
+
+KV_BYTES = 23_040  # of a token: 30 layers of 3 heads of 64, K and V in bfloat16
+
+
+@pytest.mark.parametrize(
+    ("selector", "lowest"), [("hkvd", "redis: it loads in"), ("query", "every tier adds delay")]
+)
+def test_lowest_tier_that_adds_no_delay_is_named(selector: str, lowest: str) -> None:
+    console, settings = Console(file=StringIO(), width=200), Settings(selector=selector, recompute_ratio=0.15)
+    print_profile(make_profile(selector=selector, kv_bytes=KV_BYTES), settings, console)
+    said = console.file.getvalue()  # type: ignore[attr-defined]
+    assert f"(mode B): {lowest}" in said
+    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in said.splitlines()]
+    rows = {row[0]: row[-1] for row in cells if row}
+    assert set(SPEEDS) <= rows.keys() and rows["ram"] == "0.15"
+    assert (float(rows["object"]) > 0.15) == (selector == "hkvd"), "mode A"

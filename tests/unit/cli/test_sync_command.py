@@ -34,12 +34,6 @@ def store(running: Running) -> Iterator[Running]:
     running.delete([*TEXTS, "new"])
 
 
-@pytest.fixture
-def server() -> Iterator[Keeping]:
-    with scripted() as script:
-        yield Keeping(script)
-
-
 def test_server_holds_what_the_store_does(blendrag: Blendrag, store: Running, server: Keeping) -> None:
     first = blendrag("sync", store.url, "--server", server.url)
     assert first.exit_code == 0, first.output

@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 
 from blendrag.control.profile import Profile, load_profile, profile_digest, profile_path
 from blendrag.errors import StoreError
-from blendrag.store.identity import KVIdentity
 from paper_machine import MACHINE, make_profile, times_of
+from stores import IDENTITY
 
-IDENTITY = KVIdentity("tiny", "weights-1", "bfloat16", num_layers=2, num_kv_heads=1, head_size=4)
 DIGEST = profile_digest(IDENTITY)
 
 

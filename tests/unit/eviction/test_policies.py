@@ -92,20 +92,12 @@ def test_policy_that_knows_nothing_but_the_order_of_one_use_each_is_lru(name: st
     assert drained(policy) == KEYS
 
 
-@given(st.lists(st.tuples(st.sampled_from(KEYS), st.floats(0, 1e6)), max_size=60))
-def test_lpc_without_forecasts_is_lru(uses: list[tuple[str, float]]) -> None:
-    lpc, order = LPC(), OrderedDict[str, None]()
-    now = 0.0
-    for key, gap in uses:
-        now += gap
-        (lpc.used if key in order else lambda key, use: lpc.added(key, 1, use))(key, Use(now))
-        order[key] = None
-        order.move_to_end(key)
-    assert drained(lpc) == list(order)
-
-
-@given(st.lists(st.tuples(st.sampled_from(KEYS), st.floats(0, 1e6)), max_size=60), st.floats(0, 1))
-def test_lpc_that_hears_the_same_of_all_is_lru(uses: list[tuple[str, float]], p: float) -> None:
+@given(
+    st.lists(st.tuples(st.sampled_from(KEYS), st.floats(0, 1e6)), max_size=60), st.none() | st.floats(0, 1)
+)
+def test_lpc_that_hears_nothing_or_the_same_of_all_is_lru(
+    uses: list[tuple[str, float]], p: float | None
+) -> None:
     """The last use's forecast is still to come: chunks leave before it does."""
     lpc, order = LPC(), OrderedDict[str, None]()
     now = 0.0
@@ -114,7 +106,7 @@ def test_lpc_that_hears_the_same_of_all_is_lru(uses: list[tuple[str, float]], p:
         (lpc.used if key in order else lambda key, use: lpc.added(key, 1, use))(key, Use(now))
         order[key] = None
         order.move_to_end(key)
-        if place < len(uses) - 1:
+        if p is not None and place < len(uses) - 1:
             lpc.forecast(key, p, now, f"of {key}")
     assert drained(lpc) == list(order)
 

@@ -13,11 +13,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from blendrag import RemoteChat, errors
-from blendrag.progress import Progress
 from blendrag.remote import collection
 from blendrag.remote.collection import _NAME, _as_path
 from blendrag.serving import owners
 from blendrag.serving.collection import NO_COLLECTION
+from noted import Noted
 from scripted_server import Reply, Script, error, scripted
 
 
@@ -34,28 +34,14 @@ def lines(*told: dict[str, object]) -> Reply:
     return Reply(lines=[json.dumps(line) + "\n" for line in told])
 
 
-class Noting(Progress):
-    def __init__(self) -> None:
-        self.notes, self.all, self.done = list[str](), 0, 0
-
-    def note(self, what: str) -> None:
-        self.notes.append(what)
-
-    def total(self, amount: int) -> None:
-        self.all += amount
-
-    def advance(self, amount: int = 1) -> None:
-        self.done += amount
-
-
 def test_progress_and_report_arrive(server: Script) -> None:
     said = [{"doing": "prefill", "done": n, "total": 8} for n in (0, 3, 8)]
     server.replies = [lines(*said, {"report": {"chunks": 2, "tokens": 8, "of_a_newer_server": 1}})]
-    noting = Noting()
+    noting = Noted()
     kept = RemoteChat(server.url).collection("cities")
     report = kept.add({"a": ["A", "a"]}, sources={"a": "file"}, progress=noting)
     assert (report.chunks, report.tokens) == (2, 8)
-    assert (noting.notes, noting.all, noting.done) == (["prefill"] * 3, 8, 8)
+    assert (noting.notes, noting.expected, noting.done) == (["prefill"] * 3, 8, 8)
     method, path, body = server.asked[0]
     assert (method, path) == ("PUT", "/v1/kb/collections/cities")
     assert body == {"documents": {"a": ["A", "a"]}, "sources": {"a": "file"}}

@@ -13,6 +13,7 @@ import pytest
 
 from blendrag import BlendragError, RemoteChat, errors
 from blendrag.remote import chat as remote
+from places import free_port
 from scripted_server import MODEL, Reply, Script, error, events
 
 HI = [{"role": "user", "content": "Hi"}]
@@ -148,10 +149,7 @@ def test_error_within_a_stream_is_not_taken_for_its_end(server: Script, chat: Re
 
 
 def test_closed_port_is_an_error_of_one_line(server: Script) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{free.getsockname()[1]}"
-    chat = RemoteChat(url)
+    chat = RemoteChat(f"http://127.0.0.1:{free_port()}")
     with pytest.raises(errors.ServerNotFoundError, match="no server answers at http") as caught:
         chat.complete(chat.request(HI))
     assert "\n" not in str(caught.value)
@@ -159,9 +157,7 @@ def test_closed_port_is_an_error_of_one_line(server: Script) -> None:
 
 def test_server_that_starts_again_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "_BETWEEN_ATTEMPTS_S", 0.3)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
 
     def serve() -> None:
         time.sleep(0.15)

@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 from vllm.entrypoints.openai.chat_completion.api_router import create_chat_completion
-from vllm.entrypoints.openai.completion.api_router import create_completion
 from vllm.exceptions import VLLMValidationError
 
 from blendrag.server import Limits
 from blendrag.server.completions import _once, _repeated, body_of
 from blendrag.server.doors import door_of
+from engineless import CHAT, COMPLETION
 
-CHAT, COMPLETION = body_of(create_chat_completion), body_of(create_completion)
 IMAGE = {"type": "image_url", "image_url": {"url": "x"}, "uuid": "theirs"}
 
 

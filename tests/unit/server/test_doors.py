@@ -1,4 +1,4 @@
-"""The doors of a server: what each makes of a request, and where its answers count tokens."""
+"""The doors of a server: what each makes of a request, of our field in it, and of the tokens it counts."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ from pydantic import BaseModel, ValidationError
 from vllm.entrypoints.anthropic.api_router import create_messages
 from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
 from vllm.entrypoints.openai.chat_completion.api_router import create_chat_completion
-from vllm.entrypoints.openai.completion.api_router import create_completion
 from vllm.entrypoints.openai.responses.api_router import create_responses
 
 from blendrag.server import Limits
-from blendrag.server.blending import Blended
+from blendrag.server.blending import Blended, BlendFields
 from blendrag.server.completions import _Answers, body_of
 from blendrag.server.doors import DOORS, Asked, Responses, door_of
+from engineless import CHAT, COMPLETION
 
-CHAT, COMPLETION = body_of(create_chat_completion), body_of(create_completion)
 RESPONSE, MESSAGE = body_of(create_responses), body_of(create_messages)
 MARK = {"cache_control": {"type": "ephemeral"}}
 COUNTS = {"prompt": 9, "reused": 4, "recomputed": 2, "fresh": 2, "prefix": 1}
@@ -286,3 +285,41 @@ def test_long_list_of_malformed_items_is_refused_soon(kind: type[BaseModel]) -> 
     assert time.monotonic() - begun < 2
     with pytest.raises(ValidationError, match="--max-items"):
         kind.model_validate({"model": "m", "messages": items * 2, "input": items * 2})
+
+
+# -- the field blendrag of a request's body -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("recompte_ratio", "recompute_ratio"), ("hints", "documents now"), ("Evidence", "evidence")],
+)
+def test_typing_error_is_refused(name: str, said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        BlendFields.model_validate({name: 0.5})
+
+
+@pytest.mark.parametrize("ratio", [-0.1, 1.1, "much"])
+def test_ratio_out_of_bounds_is_refused(ratio: object) -> None:
+    with pytest.raises(ValidationError):
+        BlendFields.model_validate({"recompute_ratio": ratio})
+
+
+@pytest.mark.parametrize(
+    ("said", "wrong"),
+    [
+        ({"selector": "hkvd@0.1", "recompute_ratio": 0.2}, "give one ratio"),
+        ({"kv_budget": "ada"}, "kv_budget must be a number of tokens"),
+        ({"kv_window": 16}, "kv_window is a part of the budget now"),
+        ({"metric": "k"}, "metric is an argument of the selector now"),
+    ],
+)
+def test_option_that_cannot_be_used_is_refused_with_what_to_write(said: dict[str, Any], wrong: str) -> None:
+    with pytest.raises(ValidationError, match=wrong):
+        BlendFields.model_validate(said)
+
+
+def test_nothing_said_is_nothing_asked() -> None:
+    fields = BlendFields.model_validate({})
+    assert fields.blend is fields.quality is fields.recompute_ratio is fields.selector is None
+    assert not fields.evidence

@@ -16,7 +16,7 @@ import httpx
 import psutil
 import pytest
 
-from places import ROOT
+from places import ROOT, free_port
 
 pytestmark = pytest.mark.xdist_group("end")  # one process that imports vLLM
 
@@ -113,8 +113,7 @@ class Server(psutil.Process):
 
     def __init__(self, parent: subprocess.Popen[str]) -> None:
         assert parent.stdin is not None and parent.stdout is not None
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        port = free_port()
         print(port, file=parent.stdin, flush=True)
         super().__init__(int(parent.stdout.readline()))
         self._said = parent.stdout

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -19,15 +18,11 @@ from starlette.testclient import WebSocketDenialResponse
 from blendrag.server import Limits
 from blendrag.server.gate import Gate, Requests, has_more_values, key_of
 from blendrag.server.keys import Key, Keys
+from engineless import bearer, keys_of
 
 
 def keys(**rights: str) -> Keys:
-    return Keys(
-        {
-            hashlib.sha256(name.encode()).digest(): Key(f"of-{name}", frozenset(given.split(",")))
-            for name, given in rights.items()
-        }
-    )
+    return keys_of({name: Key(f"of-{name}", frozenset(given.split(","))) for name, given in rights.items()})
 
 
 LIMITS = Limits(body_mib=1, items=10)
@@ -53,10 +48,6 @@ def app(known: Keys | None, requests: Requests | None = None, **options: Any) ->
     made.add_api_route("/v1/kb/prefetch", busy, methods=["POST"])
     made.add_api_websocket_route("/v1/realtime", talk)
     return made
-
-
-def bearer(key: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {key}"}
 
 
 def test_key_opens_its_own_tenant_only() -> None:

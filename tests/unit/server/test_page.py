@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 import threading
 import time
@@ -15,21 +14,29 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
-from vllm.entrypoints.openai.chat_completion.api_router import create_chat_completion
-from vllm.entrypoints.openai.completion.api_router import create_completion
 from vllm.entrypoints.serve.exception_handling.register import init_exception_handler
 
 from blendrag.engine.wire.recipe import Recipe
 from blendrag.engine.wire.report import BlendReport
 from blendrag.server import Limits, knowledge
 from blendrag.server.blending import MOST_PROMPTS, Blending, LatestPrompts
-from blendrag.server.completions import body_of, explained
+from blendrag.server.completions import explained
 from blendrag.server.gate import Gate, Requests
-from blendrag.server.keys import Key, Keys
+from blendrag.server.keys import Key
 from blendrag.server.page import routes
 from blendrag.serving.evidence import PlannedPrompt
 from browser import Browser, browser
-from engineless import TEXT, Renderer, Tenants, keep, tenants_without_engine
+from engineless import (
+    CHAT,
+    COMPLETION,
+    TEXT,
+    Renderer,
+    Tenants,
+    bearer,
+    keep,
+    keys_of,
+    tenants_without_engine,
+)
 
 PAGE = "/v1/kb/ui"
 EXPLAIN = "/v1/kb/explain"
@@ -54,15 +61,9 @@ def app(tenants: Tenants, *, locked: bool = False) -> FastAPI:
     made.state.online_renderer = Renderer(tenants[""].library.tokenizer)
     made.include_router(knowledge.router)
     made.include_router(routes.router)
-    bodies = body_of(create_chat_completion), body_of(create_completion)
-    made.add_api_route(EXPLAIN, explained(*bodies), methods=["POST"])
-    keys = Keys({hashlib.sha256(secret.encode()).digest(): key for secret, key in KEYS.items()})
-    made.add_middleware(Gate, keys=keys if locked else None, limits=Limits(), requests=Requests())
+    made.add_api_route(EXPLAIN, explained(CHAT, COMPLETION), methods=["POST"])
+    made.add_middleware(Gate, keys=keys_of(KEYS) if locked else None, limits=Limits(), requests=Requests())
     return made
-
-
-def bearer(key: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {key}"}
 
 
 def answered(blending: Blending, source: str | None = None) -> None:

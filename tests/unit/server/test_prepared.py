@@ -15,8 +15,6 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram
-from vllm.entrypoints.openai.chat_completion.api_router import create_chat_completion
-from vllm.entrypoints.openai.completion.api_router import create_completion
 
 from blendrag.engine.wire.prefixes import PrefixPath, read_path
 from blendrag.engine.wire.recipe import is_sealed
@@ -26,7 +24,7 @@ from blendrag.errors import ConfigError, EngineError
 from blendrag.lab.eviction.trace import read_log
 from blendrag.server import Limits
 from blendrag.server.blending import Blended, Blending
-from blendrag.server.completions import _evidence, body_of, explained
+from blendrag.server.completions import _evidence, explained
 from blendrag.server.gate import Gate, Requests
 from blendrag.server.keys import ASK, INGEST, Key
 from blendrag.serving.library import Library
@@ -34,10 +32,8 @@ from blendrag.serving.repeats import OWNERS
 from blendrag.serving.session import EngineSession
 from blendrag.settings import Settings
 from engine_facts import FACTS
-from engineless import Renderer
+from engineless import CHAT, COMPLETION, TEXT, Renderer
 
-CHAT, COMPLETION = body_of(create_chat_completion), body_of(create_completion)
-TEXT = "The warranty of the battery lasts for eight years or 160,000 kilometres. " * 4
 USAGE = {"usage": {"prompt_tokens": 99, "completion_tokens": 7}}
 
 Open = Callable[..., Blending]

@@ -126,19 +126,16 @@ def test_wrong_model_leaves_no_folder_behind(tmp_path: Path) -> None:
     assert not (tmp_path / "kv").exists()
 
 
-def test_two_models_have_two_default_folders() -> None:
-    folder = default_kv_dir(SMALL)
-    assert folder == default_kv_dir(LARGE)
-    assert folder != default_kv_dir(Settings.load(dtype="float32"))
-
-
-def test_namespaces_have_default_folders_of_their_own() -> None:
-    settings = [SMALL.model_copy(update={"namespace": name}) for name in ("", "a", "b")]
-    assert len({default_kv_dir(one) for one in settings}) == 3
-
-
-def test_codecs_have_default_folders_of_their_own() -> None:
-    assert default_kv_dir(SMALL) != default_kv_dir(SMALL.model_copy(update={"codec": "int8"}))
+def test_default_folder_is_shared_only_where_the_kv_is_the_same() -> None:
+    """Only a prompt that the texts stand behind is a part of their KV."""
+    assert default_kv_dir(SMALL) == default_kv_dir(LARGE)
+    assert default_kv_dir(SMALL.model_copy(update={"system_prompt": "Be kind."})) == default_kv_dir(SMALL)
+    others: list[dict[str, str]] = [
+        {}, {"dtype": "float32"}, {"namespace": "a"}, {"namespace": "b"}, {"codec": "int8"},
+        {"shared_prefix": "system", "system_prompt": "Be brief."},
+        {"shared_prefix": "system", "system_prompt": "Be kind."},
+    ]  # fmt: skip
+    assert len({default_kv_dir(SMALL.model_copy(update=other)) for other in others}) == len(others)
 
 
 def test_namespace_is_not_served_from_the_open_folder_of_another(tmp_path: Path) -> None:

@@ -33,7 +33,6 @@ from blendrag.errors import (
 from blendrag.options import BlendOptions
 from blendrag.serving.collection import Collection
 from blendrag.serving.evidence import Evidence
-from blendrag.serving.lease import default_kv_dir
 from blendrag.serving.library import Library
 from blendrag.serving.prefixes import Prefixes
 from blendrag.settings import Settings
@@ -172,8 +171,7 @@ def test_removed_kv_is_warned_about(library: Library) -> None:
     library.texts.register({"a": [LONG]})
     with pytest.warns(BlendragWarning, match=r"1 of 2 documents .* sync\(\)"):
         library.prefetch([LONG, "Never registered."])
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(action="error"):
         library.prefetch(["Never registered."])  # once is enough
         library.prefetch([f" {LONG}", "  "])
 
@@ -222,8 +220,7 @@ def test_tree_that_cannot_be_used_fails_neither_a_prompt_nor_the_start(
     library.sidecars.prefixes = broken
     with pytest.warns(BlendragWarning, match="disk is full"):
         assert library.sidecars.path(plan, None) == (None, None)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(action="error"):
         assert library.sidecars.path(plan, None) == (None, None) and broken.failed == 2  # once is enough
     library.sidecars.prefixes, library.sidecars._warned = None, False
     library.sidecars._has_tree = True
@@ -291,21 +288,16 @@ def test_tree_of_a_negative_size_is_refused() -> None:
         Settings.load(tiers=tree_tiers(-1))
 
 
-def test_typing_error_in_the_selector_is_a_clear_error(library: Library) -> None:
-    plan = library.plan([{"role": "user", "content": "Hello."}])
-    with pytest.raises(ConfigError, match="hkvdd"):
-        library.recipe(plan, BlendOptions(selector="hkvdd"))
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        ({"selector": "hkvdd"}, "hkvdd"),
         ({"kv_budget": "512:adda"}, "started with the setting kv_budget"),
         ({"selector": "hkvd:metric=q"}, "metric must be"),
         ({"kv_budget": 512}, "started with the setting kv_budget"),
     ],
 )
-def test_typing_error_in_the_budget_is_a_clear_error(
+def test_typing_error_in_an_option_is_a_clear_error(
     library: Library, options: dict[str, Any], said: str
 ) -> None:
     plan = library.plan([{"role": "user", "content": "Hello."}])
@@ -361,16 +353,6 @@ def test_texts_behind_another_system_prompt_are_not_taken_for_the_same(tmp_path:
     assert not behind & alone and not behind & behind_another
     with pytest.raises(StoreMismatchError, match="shared_prefix='none', not shared_prefix='system'"):
         opened("0-none", shared_prefix="system")
-
-
-def test_default_folder_is_not_shared_by_two_prefixes(model_dir: Path) -> None:
-    folders = [
-        default_kv_dir(Settings.load(shared_prefix=shared, system_prompt=prompt))
-        for shared in ("none", "system")
-        for prompt in ("Be brief.", "Be kind.")
-    ]
-    assert folders[0] == folders[1]
-    assert len(set(folders)) == 3
 
 
 def test_search_does_not_fail_by_what_it_would_have_read_ahead(

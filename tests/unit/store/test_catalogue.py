@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import astuple
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,15 +13,13 @@ from hypothesis import strategies as st
 from blendrag.errors import StoreError, StoreFullError
 from blendrag.serving.owners import SEPARATOR, owner_of
 from blendrag.store.catalogue import Catalogue, Totals
-from blendrag.store.contexts import Chunk
+from blendrag.store.contexts import Chunk, Contexts, Ids
 from stores import IDENTITY, rows
 
 
 @pytest.fixture
-def catalogue(tmp_path: Path) -> Iterator[Catalogue]:
-    opened = Catalogue.open(tmp_path, IDENTITY)
-    yield opened
-    opened.close()
+def catalogue(tmp_path: Path) -> Catalogue:
+    return Catalogue.open(tmp_path, IDENTITY)
 
 
 KEYS = st.sampled_from([f"k{n}" for n in range(6)])
@@ -236,7 +233,6 @@ def test_uses_add_up_by_owner_and_survive_being_closed(tmp_path: Path) -> None:
     catalogue = Catalogue.open(tmp_path, IDENTITY)
     assert [astuple(row) for row in catalogue.reuse(2)] == [("two", 2, 6, 10), ("one", 2, 6, 6)]
     assert catalogue.counters() == {"ram": {"hits": 10, "misses": 0}, "disk": {"hits": 2}}
-    catalogue.close()
 
 
 def form_of(base: str, number: int) -> Chunk:
@@ -278,3 +274,53 @@ def test_form_that_is_another_documents_text_is_left_to_that(catalogue: Catalogu
     assert not catalogue.add_form("a", Chunk("b", "form", (4, 5, 6)), most=4)
     assert catalogue.register("one", [Chunk("b", "form", (4, 5, 6))]) == ["a"]
     assert catalogue.known() == {"b"}
+
+
+# -- what a chunk stands behind -------------------------------------------------------------------------
+
+IDS = st.lists(st.integers(0, 9), min_size=1, max_size=6).map(tuple)
+CHUNKS = st.lists(IDS, min_size=1, max_size=12, unique=True)
+
+
+def document(contexts: Contexts, chunks: list[Ids], before: Ids = ()) -> list[Chunk]:
+    return contexts.document((("", ids) for ids in chunks), Chunk("", "", before) if before else None)
+
+
+@given(CHUNKS, st.integers(0, 200), st.none() | st.integers(0, 80), IDS)
+def test_context_is_within_its_limit_and_the_documents_text_before_the_chunk(
+    chunks: list[Ids], limit: int, room: int | None, before: Ids
+) -> None:
+    written = (*before, 7)
+    for chunk in document(Contexts(IDENTITY, (7,), limit, room), chunks, before):
+        assert len(chunk.context) <= limit
+        assert room is None or not chunk.context or len(chunk.context) + len(chunk.token_ids) <= room
+        assert written[len(written) - len(chunk.context) :] == chunk.context
+        assert room is not None or len(chunk.context) == min(limit, len(written))
+        written += (*chunk.token_ids, 7)
+
+
+def test_chunk_that_comes_twice_is_prefilled_once() -> None:
+    one, other = (1, 2), (3, 4)
+    first, second, third = document(Contexts(IDENTITY, (), 100), [one, other, one])
+    assert (first.context, second.context) == ((), one)
+    assert third == first
+
+
+def test_chunk_has_no_context_where_none_is_wanted() -> None:
+    for chunk in document(Contexts(IDENTITY, (7,), 0), [(1,), (2,)], before=(3,)):
+        assert not chunk.context and not chunk.after
+        assert chunk.key == IDENTITY.chunk_key(chunk.token_ids)
+
+
+@given(CHUNKS, st.integers(0, 11), st.integers(1, 8))
+def test_chunks_that_have_read_other_text_have_keys_of_their_own(
+    chunks: list[Ids], changed: int, limit: int
+) -> None:
+    """However short contexts are: KV of a context has itself read what was before it."""
+    changed %= len(chunks)
+    edited = [*chunks[:changed], (10, 10), *chunks[changed + 1 :]]
+    contexts = Contexts(IDENTITY, (), limit)
+    ones, others = document(contexts, chunks), document(contexts, edited)
+    for number, (one, other) in enumerate(zip(ones, others, strict=True)):
+        assert (one.key == other.key) == (number < changed)
+        assert one.after == (ones[number - 1].key if number else "")

@@ -7,7 +7,7 @@ printed (``pytest -s``). Open and lookup have the bounds of the promise.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
@@ -30,8 +30,7 @@ def key(number: int) -> str:
 
 @pytest.fixture(scope="module", params=SIZES)
 def chunks(request: pytest.FixtureRequest) -> int:
-    count: int = request.param
-    return count
+    return request.param
 
 
 @pytest.fixture(scope="module")
@@ -62,10 +61,8 @@ def root(chunks: int, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def many(root: Path) -> Iterator[Catalogue]:
-    catalogue = Catalogue.open(root, IDENTITY)
-    yield catalogue
-    catalogue.close()
+def many(root: Path) -> Catalogue:
+    return Catalogue.open(root, IDENTITY)
 
 
 def took(action: Callable[[], object], times: int = 1) -> float:
@@ -91,7 +88,7 @@ def test_lookup_among_many_takes_no_longer_than_a_millisecond(many: Catalogue, c
 
 def test_lookups_among_many_keep_none_of_them_in_memory(root: Path, chunks: int) -> None:
     """What the process grows by, apart from Python and the imports, at its peak."""
-    opened, looked_up, listed = map(int, run(MEMORY, root, chunks))
+    opened, looked_up, listed = map(int, Forked(MEMORY, root, chunks).finished(300).split())
     print(f"opened {opened} MiB, looked up {looked_up} MiB, recent() {listed} MiB", end=" ")
     assert opened <= looked_up < 16
     assert listed < 16 + chunks / 2500  # keys as Python strings
@@ -117,13 +114,6 @@ print(round(peak() - before))
 catalogue.recent()
 print(round(peak() - before))
 """
-
-
-def run(script: str, *arguments: object) -> list[str]:
-    process = Forked(script, *arguments)
-    output, errors = process.communicate(timeout=300)
-    assert process.returncode == 0, errors
-    return output.split()
 
 
 def test_change_to_one_document_does_not_read_the_others(many: Catalogue, chunks: int) -> None:

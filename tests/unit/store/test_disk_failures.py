@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -72,10 +73,7 @@ def test_folder_that_another_engine_makes_at_the_same_moment_is_no_error(
 
 def test_full_disk_leaves_nothing_behind_and_later_puts_work(tmp_path: Path) -> None:
     register(tmp_path, [A, LARGE, B])
-    process = Forked(FULL, tmp_path)
-    output, errors = process.communicate(timeout=60)
-    assert process.returncode == 0, errors
-    message, *rest = output.splitlines()
+    message, *rest = Forked(FULL, tmp_path).finished().splitlines()
     assert "free disk space" in message and str(tmp_path) in message
     assert rest == ["True 1", "True True", "True True"]
     assert set(states(tmp_path).values()) == {"ready"}
@@ -113,7 +111,6 @@ def test_disk_full_to_the_last_byte_never_costs_what_is_stored(small_disk: Path)
     assert all(same(get(store, chunk), chunk) for chunk in kept)
     store.delete([chunk.key for chunk in kept[:5]])
     assert put(store, chunks[-1]) == size(chunks[-1])
-    store.close()
 
 
 def test_failed_rewrite_keeps_the_record_that_was_there(
@@ -129,7 +126,6 @@ def test_failed_rewrite_keeps_the_record_that_was_there(
     assert same(get(store, A), A)
     assert store.stats()["disk"]["chunks"] == 1
     assert states(tmp_path) == {A.key: "ready"}
-    store.close()
 
 
 def test_chunk_driven_out_for_a_write_that_failed_is_not_called_ready(
@@ -144,7 +140,6 @@ def test_chunk_driven_out_for_a_write_that_failed_is_not_called_ready(
     assert states(tmp_path) == {A.key: "evicted", B.key: "pending"}
     assert not files(tmp_path)
     assert get(store, A) == Miss("missing")
-    store.close()
 
 
 def test_rewrite_that_cannot_be_noted_keeps_what_was_acknowledged(
@@ -165,7 +160,6 @@ def test_rewrite_that_cannot_be_noted_keeps_what_was_acknowledged(
     assert files(tmp_path) == {f"{A.key}.safetensors"}
     assert same(get(store, A), A) and get(store, B) == Miss("missing")
     assert states(tmp_path) == {A.key: "ready", B.key: "pending"}
-    store.close()
 
 
 def no_room(*_: object) -> None:
@@ -251,7 +245,6 @@ def test_kill_in_the_middle_of_a_write_leaves_a_store_that_opens_clean(tmp_path:
     assert same(get(store, A), A)
     assert put(store, cut) == size(cut)
     assert same(get(store, cut), cut)
-    store.close()
 
 
 @pytest.mark.parametrize(
@@ -271,3 +264,33 @@ def test_kill_in_the_middle_of_an_eviction_leaves_no_orphan(tmp_path: Path, when
     assert list(states(tmp_path).values()) == (
         ["evicted", "evicted", "ready"] if again else ["evicted", "ready", "pending"]
     )
+
+
+# -- kill -9 at random moments (see killed.py and killed_nodes.py) --------------------------------------
+
+RUN = "import runpy; runpy.run_module('{}', run_name='__main__')"
+
+
+@pytest.mark.parametrize("kind", ["unlimited", "limited"])
+@pytest.mark.parametrize("kills", [30, pytest.param(100, marks=pytest.mark.nightly(part="large"))])
+def test_no_kill_costs_what_was_acknowledged_or_leaves_anything_behind(
+    tmp_path: Path, kind: str, kills: int
+) -> None:
+    """Of ingest, and of eviction: nothing half-written, no orphan, nothing missing, at any restart."""
+    process = Forked(RUN.format("killed"), tmp_path / "index", kills, kind, 0)
+    counts = json.loads(process.finished(300))
+    print(counts)
+    assert counts["acknowledged"] > kills / 2  # it was killed at work
+    assert counts["deleted"] > kills / 20
+    assert counts["left to be cleaned up"] > 0
+    assert (counts.get("evicted", 0) > 0) == (kind == "limited")
+
+
+@pytest.mark.parametrize("kind", ["unlimited", "limited"])
+@pytest.mark.parametrize("kills", [30, pytest.param(100, marks=pytest.mark.nightly(part="large"))])
+def test_no_kill_breaks_a_path_or_costs_a_node_that_was_stored(tmp_path: Path, kind: str, kills: int) -> None:
+    """While nodes are saved, or leave with a document."""
+    process = Forked(RUN.format("killed_nodes"), tmp_path / "index", kills, kind, 0)
+    counts = json.loads(process.finished(300))
+    print(counts)
+    assert counts["put"] > kills / 2 and counts["deleted"] > kills / 20

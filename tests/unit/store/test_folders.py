@@ -75,7 +75,6 @@ def test_read_only_index_is_refused_with_what_to_do_about_it(tmp_path: Path, mou
     become("rw")
     store = open_store(tmp_path / "index")
     assert same(get(store, A), A)
-    store.close()
 
 
 def test_read_only_folder_of_records_serves_as_a_tier_that_is_only_read(tmp_path: Path, mount: Mount) -> None:
@@ -113,7 +112,6 @@ def test_folder_that_becomes_read_only_costs_nothing_that_is_stored(
     become("rw")
     assert put(store, C) == RECORD
     assert problems(tmp_path) == []
-    store.close()
 
 
 def test_file_that_could_not_be_deleted_is_deleted_by_the_next_opening(tmp_path: Path, mount: Mount) -> None:
@@ -122,7 +120,6 @@ def test_file_that_could_not_be_deleted_is_deleted_by_the_next_opening(tmp_path:
     become("ro")
     catalogue = Catalogue.open(tmp_path, IDENTITY)
     gone = catalogue.register("doc", [(B.key, "", B.token_ids)])
-    catalogue.close()
     assert store.delete(gone) == (0, [])
     store.close()
     become("rw")
@@ -139,8 +136,7 @@ def test_nobody_else_may_read_anything_whatever_the_umask(tmp_path: Path) -> Non
     try:
         register(tmp_path / "index", [A, B])
         store = open_stack(tmp_path / "index", TierSpec(kind="disk", chunks=1), shared(tmp_path / "common"))
-        put(store, A)
-        put(store, B)
+        put(store, A, B)
         next((tmp_path / "index" / "kv").glob(f"*/{B.key}*")).write_bytes(b"damaged")
         assert same(get(store, B), B)  # from the tier below; the damaged one is put aside
         modes = {
@@ -181,14 +177,12 @@ def test_two_processes_writing_the_same_chunks_never_tear_one(tmp_path: Path) ->
         register(tmp_path / name, chunks)
     writers = [Forked(WRITER, tmp_path / name, tmp_path / "common") for name in ("one", "two")]
     for writer in writers:
-        assert writer.stdout and writer.stdout.readline() == "open\n", writer.communicate()[1]
+        assert writer.stdout.readline() == "open\n"
     for writer in writers:
-        assert writer.stdin
         writer.stdin.write("go\n")
         writer.stdin.flush()
     for writer in writers:
-        output, errors = writer.communicate(timeout=120)
-        assert (writer.returncode, output) == (0, "done 0 0\n"), errors
+        assert writer.finished(120) == "done 0 0\n"
     left = {path.name for path in (tmp_path / "common").rglob("*") if path.is_file()}
     assert left == {f"{chunk.key}.safetensors" for chunk in chunks}
 
@@ -229,4 +223,3 @@ def test_clock_going_backwards_loses_nothing_and_keeps_the_order_of_use(
     put(store, D)
     assert states(tmp_path) == {A.key: "ready", B.key: "evicted", C.key: "ready", D.key: "ready"}
     assert problems(tmp_path) == []
-    store.close()

@@ -124,7 +124,6 @@ def test_folder_of_the_version_that_did_not_chain_keys_works(former: Path) -> No
     chunks = Contexts(IDENTITY, (), 8).document([("a", (1,)), ("b", (2,))])
     assert catalogue.register("another", chunks) == []
     assert [entry.text for entry in catalogue.behind([chunks[0].key])] == ["b"]
-    catalogue.close()
 
 
 def test_collections_of_a_former_version_are_counted(former: Path) -> None:
@@ -137,7 +136,6 @@ def test_collections_of_a_former_version_are_counted(former: Path) -> None:
     of_one = Totals(chunks=1, ready=1, pending=0, evicted=0, tokens=3, bytes=1132, owners=1)
     assert catalogue.collections("", "", 9) == ({"a": replace(of_one, owners=2), "b": of_one}, 2)
     assert sum(map(len, catalogue.owners().values())) == 4
-    catalogue.close()
 
 
 def test_folder_that_is_packed_and_unpacked_elsewhere_works(former: Path, tmp_path: Path) -> None:

@@ -1,14 +1,23 @@
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from blendrag.store.catalogue import Catalogue
-from blendrag.store.record import Miss, Record
+from blendrag.store.kv_reader import read_whole
+from blendrag.store.record import DamagedError, Miss, Record
+from blendrag.store.tiers import Opened
+from closed import flip
 from stores import (
     IDENTITY,
+    LAYOUT,
     RECORD,
     A,
     B,
@@ -17,13 +26,17 @@ from stores import (
     files,
     filled,
     get,
+    gone,
     make_chunk,
+    make_record,
     open_store,
     problems,
     put,
+    quarantined,
     record_of,
     register,
     same,
+    size,
     states,
 )
 
@@ -42,7 +55,6 @@ def test_kv_does_not_lose_a_bit(tmp_path: Path, dtype: torch.dtype, ram: int) ->
     store = open_store(tmp_path, ram=ram, dtype=name)
     assert same(get(store, chunk), chunk)
     assert same(get(store, chunk), chunk)  # from RAM, where there is some
-    store.close()
 
 
 def test_prefix_of_a_chunk_is_found_and_the_whole_chunk_given(tmp_path: Path) -> None:
@@ -50,7 +62,6 @@ def test_prefix_of_a_chunk_is_found_and_the_whole_chunk_given(tmp_path: Path) ->
     for length in range(len(A.token_ids) + 1):
         assert same(store.get(A.key, A.token_ids[:length]), A)
     assert same(store.get(A.key, list(A.token_ids)), A)  # requests carry lists
-    store.close()
 
 
 @pytest.mark.parametrize("ram", [0, 1 << 20])
@@ -60,7 +71,6 @@ def test_kv_of_other_tokens_is_never_given(tmp_path: Path, ids: tuple[int, ...],
     assert store.get(A.key, ids) == Miss("mismatch")
     assert same(get(store, A), A)  # and the chunk is not blamed for it
     assert states(tmp_path) == {A.key: "ready"}
-    store.close()
 
 
 def test_chunk_never_stored_is_missing_and_stays_pending(tmp_path: Path) -> None:
@@ -69,7 +79,6 @@ def test_chunk_never_stored_is_missing_and_stays_pending(tmp_path: Path) -> None
     assert get(store, A) == Miss("missing")
     assert get(store, B) == Miss("missing")
     assert states(tmp_path) == {A.key: "pending"}
-    store.close()
 
 
 def test_chunk_nobody_wants_is_not_written(tmp_path: Path) -> None:
@@ -77,7 +86,6 @@ def test_chunk_nobody_wants_is_not_written(tmp_path: Path) -> None:
     assert put(store, A) == 0
     assert not files(tmp_path)
     assert store.stats()["ram"]["chunks"] == 0
-    store.close()
 
 
 @pytest.mark.parametrize("ram", [0, 1 << 20])
@@ -87,7 +95,6 @@ def test_kv_changed_after_a_get_does_not_change_the_record(tmp_path: Path, ram: 
     assert isinstance(found, Record)
     found.decode().zero_()
     assert same(get(store, A), A)
-    store.close()
 
 
 # -- reopening ------------------------------------------------------------------------------------------
@@ -99,7 +106,6 @@ def test_files_without_a_row_are_swept_and_rows_without_a_file_wanted_again(tmp_
     catalogue = Catalogue.open(tmp_path, IDENTITY)
     catalogue.register("doc", [(chunk.key, "", chunk.token_ids) for chunk in (A, C)])  # B has no row now
     catalogue.mark([C.key], "pending")  # as if the crash came between C's file and its row
-    catalogue.close()
     (tmp_path / "kv" / "tmp" / f"{C.key}.1.1").write_bytes(b"half")
     store = open_store(tmp_path)
     assert states(tmp_path)[C.key] == "ready"
@@ -108,7 +114,6 @@ def test_files_without_a_row_are_swept_and_rows_without_a_file_wanted_again(tmp_
     assert get(store, A) == Miss("missing")
     assert states(tmp_path) == {A.key: "pending", C.key: "ready"}
     assert problems(tmp_path) == []
-    store.close()
 
 
 def test_file_that_a_crash_left_unnoted_is_room_for_others(tmp_path: Path) -> None:
@@ -117,12 +122,10 @@ def test_file_that_a_crash_left_unnoted_is_room_for_others(tmp_path: Path) -> No
     catalogue = Catalogue.open(tmp_path, IDENTITY)
     catalogue.evict([A.key])
     catalogue.mark([C.key], "pending")
-    catalogue.close()
     store = open_store(tmp_path, disk=2 * RECORD)
     register(tmp_path, [A, B, C, D])
     put(store, D)
     assert len(files(tmp_path)) == 2
-    store.close()
 
 
 def test_order_of_use_is_not_forgotten_over_a_restart(tmp_path: Path) -> None:
@@ -134,7 +137,6 @@ def test_order_of_use_is_not_forgotten_over_a_restart(tmp_path: Path) -> None:
     register(tmp_path, [A, B, C, D])
     put(store, D)
     assert states(tmp_path) == {A.key: "ready", B.key: "ready", C.key: "evicted", D.key: "ready"}
-    store.close()
 
 
 def test_chunk_just_written_does_not_leave_first_after_a_restart(tmp_path: Path) -> None:
@@ -147,12 +149,170 @@ def test_chunk_just_written_does_not_leave_first_after_a_restart(tmp_path: Path)
     register(tmp_path, [A, B, C])
     put(store, C)
     assert states(tmp_path) == {A.key: "evicted", B.key: "ready", C.key: "ready"}
-    store.close()
 
 
 def test_lowered_limit_is_obeyed_from_the_start(tmp_path: Path) -> None:
     filled(tmp_path, [A, B, C]).close()
-    store = open_store(tmp_path, disk=2 * RECORD)
+    open_store(tmp_path, disk=2 * RECORD)
     assert states(tmp_path) == {A.key: "evicted", B.key: "ready", C.key: "ready"}
     assert files(tmp_path) == {f"{B.key}.safetensors", f"{C.key}.safetensors"}
-    store.close()
+
+
+# -- damage ---------------------------------------------------------------------------------------------
+
+
+@given(st.data())
+def test_flipped_byte_is_dropped_and_wanted_again(data: st.DataObject) -> None:
+    with TemporaryDirectory() as folder:
+        root = Path(folder)
+        store = filled(root, [A])
+        file = record_of(root, A.key)
+        record = bytearray(file.read_bytes())
+        header = 8 + int.from_bytes(record[:8], "little")
+        body = (header, len(record) - 1)
+        low, high = data.draw(st.sampled_from([(0, 7), (8, header - 1), body, body]))
+        at = data.draw(st.integers(low, high))
+        record[at] ^= data.draw(st.integers(1, 255))
+        file.write_bytes(record)
+        assert get(store, A) == Miss("damaged")
+        assert gone(root, A)
+        assert store.stats()["disk"]["damaged"] == 1
+        assert get(store, A) == Miss("missing")
+        assert put(store, A) == size(A)
+        assert same(get(store, A), A)
+        store.close()
+
+
+def test_no_flipped_bit_of_a_head_is_believed() -> None:
+    record = make_record(A)
+    head = record.head.bytes()
+    for bit in range(8 * len(head)):
+        flipped = bytearray(head)
+        flipped[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(DamagedError):
+            parsed = LAYOUT.parse(A.key, bytes(flipped), record.head.nbytes)
+            assert not isinstance(parsed, int)
+            parsed.verify(0, record.rows)
+
+
+@pytest.mark.parametrize("left", [0, 4, 8, 100, 1024, 1030, RECORD - 1, RECORD + 1])
+def test_record_of_another_length_is_dropped_and_wanted_again(tmp_path: Path, left: int) -> None:
+    store = filled(tmp_path, [A])
+    file = record_of(tmp_path, A.key)
+    os.truncate(file, left)
+    assert get(store, A) == Miss("damaged")
+    assert gone(tmp_path, A)
+    assert store.stats()["disk"]["damaged"] == 1
+
+
+def test_record_cut_off_after_it_was_opened_is_dropped(tmp_path: Path) -> None:
+    """A mapped file would kill the process here."""
+    store = filled(tmp_path, [A])
+    (opened,) = store.open_records([(A.key, A.token_ids)])
+    assert isinstance(opened, Opened)
+    os.truncate(record_of(tmp_path, A.key), RECORD - 1)
+    with pytest.raises(DamagedError, match="cut off"):
+        read_whole(opened)
+    store.close_records([opened])
+    store.damaged(opened.tier.name, A.key)
+    assert gone(tmp_path, A)
+
+
+def test_owner_finds_what_a_reader_could_not_use(tmp_path: Path) -> None:
+    """It has a sound copy in RAM."""
+    store = filled(tmp_path, [A, B, C], ram=1 << 20)
+    record_of(tmp_path, B.key).unlink()
+    flip(record_of(tmp_path, C.key), -1)
+    assert store.check([A.key, B.key, C.key]) == [B.key, C.key]
+    assert states(tmp_path) == {A.key: "ready", B.key: "pending", C.key: "pending"}
+    assert quarantined(tmp_path)
+
+
+def test_another_chunks_record_under_this_name_is_dropped(tmp_path: Path) -> None:
+    store = filled(tmp_path, [A, B])
+    record_of(tmp_path, A.key).write_bytes(record_of(tmp_path, B.key).read_bytes())
+    assert store.get(A.key, B.token_ids) == Miss("damaged")  # even when asked for what is in the file
+    assert quarantined(tmp_path) == {f"{A.key}.safetensors"}
+    assert states(tmp_path) == {A.key: "pending", B.key: "ready"}
+    assert same(get(store, B), B)
+
+
+def test_deleted_record_is_wanted_again(tmp_path: Path) -> None:
+    store = filled(tmp_path, [A])
+    record_of(tmp_path, A.key).unlink()
+    assert get(store, A) == Miss("missing")
+    assert states(tmp_path) == {A.key: "pending"}
+    assert store.stats()["disk"]["bytes"] == 0
+    assert put(store, A) == size(A)
+
+
+def test_record_that_cannot_be_opened_just_now_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    store = filled(tmp_path, [A])
+    with monkeypatch.context() as patch:
+        patch.setattr("blendrag.store.tiers.disk.os.open", fail)
+        assert get(store, A) == Miss("unavailable")
+    assert (store.stats()["disk"]["damaged"], store.stats()["disk"]["errors"]) == (0, 1)
+    assert states(tmp_path) == {A.key: "ready"}
+    assert same(get(store, A), A)
+
+
+def test_prefetch_over_a_damaged_record_raises_nothing_and_brings_the_others(tmp_path: Path) -> None:
+    filled(tmp_path, [A, B]).close()
+    record_of(tmp_path, A.key).write_bytes(b"")
+    store = open_store(tmp_path, ram=1 << 20)
+    for chunk in (A, C, B):
+        store.prefetch(chunk.key)
+    record_of(tmp_path, B.key).unlink()
+    assert same(get(store, B), B)
+    assert get(store, A) == Miss("missing")
+    assert (store.stats()["disk"]["damaged"], store.stats()["ram"]["promotions"]) == (1, 1)
+    assert states(tmp_path) == {A.key: "pending", B.key: "ready"}
+
+
+def test_check_that_these_tests_rely_on_overlooks_nothing(tmp_path: Path) -> None:
+    filled(tmp_path, [A, B, C, D])
+    assert problems(tmp_path) == []
+    record_of(tmp_path, A.key).unlink()
+    record_of(tmp_path, B.key).write_bytes(b"")
+    catalogue = Catalogue.open(tmp_path, IDENTITY)
+    catalogue.mark([C.key], "pending")
+    (tmp_path / "kv" / "tmp" / "half").write_bytes(b"")
+    found = [line.split(":")[0] for line in problems(tmp_path)]
+    assert sorted(found) == sorted([A.key, B.key, C.key, "half"])
+
+
+def test_looking_around_does_not_change_which_chunk_leaves_next(tmp_path: Path) -> None:
+    store = filled(tmp_path, [A, B], disk=2 * RECORD)
+    store.stats()
+    store.tiers[-1].has([A.key])
+    assert problems(tmp_path) == []
+    register(tmp_path, [A, B, C])
+    put(store, C)
+    assert states(tmp_path)[A.key] == "evicted"
+
+
+# -- what is put aside ----------------------------------------------------------------------------------
+
+
+def test_quarantine_keeps_the_latest_and_does_not_grow(tmp_path: Path) -> None:
+    chunks = [make_chunk(seed) for seed in range(20)]
+    store = filled(tmp_path, chunks)
+    for number, chunk in enumerate(chunks, 1):
+        record_of(tmp_path, chunk.key).write_bytes(b"damaged")
+        assert get(store, chunk) == Miss("damaged")
+        kept = chunks[max(0, number - 16) : number]
+        assert quarantined(tmp_path) == {f"{one.key}.safetensors" for one in kept}
+    assert store.stats()["disk"]["damaged"] == 20
+
+
+def test_deleted_document_does_not_survive_in_quarantine(tmp_path: Path) -> None:
+    store = filled(tmp_path, [A])
+    record_of(tmp_path, A.key).write_bytes(b"damaged")
+    assert get(store, A) == Miss("damaged")
+    store.delete([A.key])
+    assert not files(tmp_path) and not quarantined(tmp_path)

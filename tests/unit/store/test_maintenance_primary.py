@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from blendrag.errors import StoreError
 from blendrag.store.maintenance.closed_index import closed_index, other_tiers
-from blendrag.store.maintenance.gc import Freed, collect
 from blendrag.store.maintenance.verify import Verifier, VerifyReport
 from blendrag.store.tiers import TierSpec
-from closed import flip, found
+from closed import collected, flip, found
 from stores import (
     LAYOUT,
     RECORD,
@@ -38,8 +39,7 @@ def big(tmp_path: Path) -> Path:
     for name, chunks in (("one", (A, B)), ("two", (B, C))):
         register(tmp_path / name, chunks)
         store = open_stack(tmp_path / name, RAM, shared(big))
-        for chunk in chunks:
-            put(store, chunk)
+        put(store, *chunks)
         store.close()
     return big
 
@@ -51,11 +51,6 @@ def record(big: Path, key: str) -> Path:
 def verified(root: Path, *stack: TierSpec, repair: bool = False) -> VerifyReport:
     with closed_index(root) as index, other_tiers(index.catalogue, stack) as others:
         return Verifier(index, others, stack=stack, repair=repair).run()
-
-
-def collected(root: Path, *stack: TierSpec) -> Freed:
-    with closed_index(root) as index:
-        return collect(index, stack)
 
 
 def doomed(root: Path) -> set[str]:
@@ -174,14 +169,10 @@ def read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "index"
 
 
-def test_file_that_gc_may_not_remove_is_named(read_only: Path) -> None:
+@pytest.mark.parametrize("care", [collected, partial(verified, repair=True)], ids=["gc", "repair"])
+def test_file_that_may_not_be_removed_is_named(read_only: Path, care: Callable[..., object]) -> None:
     with pytest.raises(StoreError, match=r"cannot remove .*safetensors': Permission denied"):
-        collected(read_only, DISK)
-
-
-def test_file_that_a_repair_may_not_remove_is_named(read_only: Path) -> None:
-    with pytest.raises(StoreError, match=r"cannot remove .*safetensors': Permission denied"):
-        verified(read_only, DISK, repair=True)
+        care(read_only, DISK)
 
 
 def test_damaged_file_that_cannot_be_put_aside_is_not_called_repaired(read_only: Path) -> None:

@@ -65,8 +65,7 @@ def opened(root: Path, policy: str, *, ram: int = 10, disk: int = 10) -> KVStore
 def test_prompt_reaches_policies_with_its_structure(tmp_path: Path, recorded: list[Recording]) -> None:
     store = opened(tmp_path, "recording")
     ram, disk = recorded
-    for chunk in (A, B, C):
-        put(store, chunk)
+    put(store, A, B, C)
     store.wait()
     store.empty_ram()
     ram.take(), disk.take()
@@ -77,7 +76,6 @@ def test_prompt_reaches_policies_with_its_structure(tmp_path: Path, recorded: li
     ask(store, A, B, E, C)
     from_the_end = [("used", "C", 3, 4, 2), ("used", "B", 1, 4, 2), ("used", "A", 0, 4, 2)]
     assert ram.take() == disk.take() == from_the_end
-    store.close()
 
 
 def test_reading_ahead_is_no_use(tmp_path: Path, recorded: list[Recording]) -> None:
@@ -93,7 +91,6 @@ def test_reading_ahead_is_no_use(tmp_path: Path, recorded: list[Recording]) -> N
     assert disk.take() == [] and ram.take() == [("added", "A", 0, 1, 0)]
     ask(store, A)
     assert ram.take() == disk.take() == [("used", "A", 0, 1, 0)]
-    store.close()
 
 
 def test_use_of_yesterday_is_not_taken_for_one_that_brought_a_chunk(
@@ -101,25 +98,21 @@ def test_use_of_yesterday_is_not_taken_for_one_that_brought_a_chunk(
 ) -> None:
     store = opened(tmp_path, "recording")
     ram, _ = recorded
-    for chunk in (A, B):
-        put(store, chunk)
+    put(store, A, B)
     store.wait()
     ask(store, B, A)
     ram.take()
     put(store, A)  # again, for whatever reason: its use has been told
     store.wait()
     assert ram.take() == [("added", "A", 0, 1, 0)]
-    store.close()
 
 
 def test_end_of_a_prompt_leaves_before_its_beginning(tmp_path: Path) -> None:
     store = opened(tmp_path, "lru", ram=0, disk=3)
-    for chunk in (C, B, A):
-        put(store, chunk)
+    put(store, C, B, A)
     ask(store, A, B, C)
     put(store, D)
     assert {key for key, state in states(tmp_path).items() if state == "evicted"} == {C.key}
-    store.close()
 
 
 @pytest.mark.parametrize(("policy", "leaves"), [("lpc", B), ("lru", A)])
@@ -135,7 +128,6 @@ def test_forecast_changes_who_leaves(tmp_path: Path, policy: str, leaves: object
     store.wait()
     left = [chunk is not leaves for chunk in (A, B, C)]
     assert holds(store, A, B, C, D) == [[*left, True]] * 2
-    store.close()
 
 
 def test_tier_without_limits_pays_nothing_for_policies(tmp_path: Path, recorded: list[Recording]) -> None:
@@ -145,7 +137,6 @@ def test_tier_without_limits_pays_nothing_for_policies(tmp_path: Path, recorded:
     ask(store, A)
     store.forecast([("goes on", 0.9, [A.key])])
     assert recorded[0].heard == []
-    store.close()
 
 
 def test_what_policies_take_is_measured(tmp_path: Path) -> None:
@@ -159,7 +150,6 @@ def test_what_policies_take_is_measured(tmp_path: Path) -> None:
     assert (stats["used"]["calls"], stats["forecast"]["calls"]) == (3, 1)
     for one in stats.values():
         assert 0.0 < one["worst_ms"] <= 1e3 * one["seconds"]
-    store.close()
 
 
 def test_waiting_for_a_chunk_takes_limited_memory() -> None:

@@ -1,28 +1,47 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
 import tracemalloc
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import safetensors.torch
 import torch
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
 from blendrag.store.codec import CODECS
 from blendrag.store.identity import KVIdentity
-from blendrag.store.record import HEAD_READ, DamagedError, Head, Layout
-from stores import IDENTITY, LAYOUT, Chunk, from_bytes, make_chunk, make_record, to_bytes
+from blendrag.store.record import HEAD_READ, DamagedError, Head, Layout, Miss
+from stores import (
+    IDENTITY,
+    LAYOUT,
+    A,
+    Chunk,
+    filled,
+    from_bytes,
+    get,
+    gone,
+    make_chunk,
+    make_record,
+    put,
+    raw,
+    record_of,
+    same,
+)
 
 DTYPES = ["bfloat16", "float16", "float32"]
 WIDE = KVIdentity("wide", "weights-1", "auto", num_layers=3, num_kv_heads=2, head_size=32)
 CHUNK = make_chunk(1)
 RECORD = make_record(CHUNK)
-DATA = to_bytes(RECORD)
+DATA = raw(RECORD)
 SIZE = len(DATA)
 
 
@@ -52,7 +71,7 @@ def test_record_comes_back_as_it_was(tokens: int, codec: str, dtype: str) -> Non
     layout = layout_of(codec, dtype)
     chunk = chunk_of(layout, tokens)
     record = make_record(chunk, layout)
-    data = to_bytes(record)
+    data = raw(record)
     found = from_bytes(data, chunk.key, layout)
     assert (found.head.tokens, found.head.nbytes, found.nbytes) == (tokens, len(data), record.rows.numel())
     assert found.head.begin == len(data) - record.rows.numel()
@@ -65,7 +84,7 @@ def test_record_comes_back_as_it_was(tokens: int, codec: str, dtype: str) -> Non
 @pytest.mark.parametrize("tokens", [1, 512, 2_000, 20_000])
 def test_head_that_is_longer_than_the_first_read_is_read_to_its_end(tokens: int) -> None:
     record = make_record(make_chunk(1, tokens))
-    data = to_bytes(record)
+    data = raw(record)
     head = read_in_steps(LAYOUT, record.key, data)
     assert (head.checksums, head.nbytes) == (record.head.checksums, len(data))
     assert head.bytes() == data[: head.begin] == record.head.bytes()
@@ -76,7 +95,7 @@ def test_head_that_is_longer_than_the_first_read_is_read_to_its_end(tokens: int)
 def test_record_is_a_file_that_the_safetensors_library_reads(codec: str) -> None:
     layout = layout_of(codec, "bfloat16")
     record = make_record(chunk_of(layout, 37), layout)
-    tensors = safetensors.torch.load(to_bytes(record))
+    tensors = safetensors.torch.load(raw(record))
     assert set(tensors) == {"token_ids", "layers"}
     assert tensors["token_ids"].tolist() == record.head.ids.tolist()
     assert tensors["layers"].equal(record.rows)
@@ -114,7 +133,7 @@ def test_record_of_another_identity_is_refused(change: dict[str, Any]) -> None:
 def test_record_of_another_codec_or_dtype_is_refused(codec: str, dtype: str) -> None:
     layout = layout_of(codec, dtype)
     record = make_record(chunk_of(layout, 9), layout)
-    data = to_bytes(record)
+    data = raw(record)
     for other in CODECS:
         for another in DTYPES:
             if (other, another) != (codec, dtype):
@@ -235,3 +254,49 @@ def test_head_is_the_true_one_or_none(at: int, patch: bytes) -> None:
         assert data != DATA
     else:
         assert data == DATA and record.rows.equal(RECORD.rows)
+
+
+# -- files that somebody made to do harm ----------------------------------------------------------------
+
+GIB = 1 << 30
+MAX_TOKENS = 1 << 22
+
+
+def claim(tokens: int) -> bytes:
+    """A header that is right in everything, for a chunk of ``tokens`` zeros under A's key."""
+    ids = np.zeros(tokens, dtype="<i4")
+    row = xxhash.xxh3_64_hexdigest(bytes(LAYOUT.codec.row_bytes(tokens)))
+    return LAYOUT.header(A.key, ids, [row] * LAYOUT.num_layers)
+
+
+def grown() -> int:
+    """Bytes that this process has had in memory at most."""
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+FILES = {
+    "a header of 2^60 bytes": ((1 << 60).to_bytes(8, "little") + raw(make_record(A))[8:], None),
+    "an honest record, and a GiB of nothing": (raw(make_record(A)), GIB),
+    "more tokens than there are": (claim(GIB // 36), len(claim(1)) + 36 * (GIB // 36)),
+    "as many tokens as are let in": (claim(MAX_TOKENS), len(claim(MAX_TOKENS)) + 36 * MAX_TOKENS),
+    "a few tokens too many": (claim(100), len(claim(100)) + 3600),
+    "nothing but zeros": (b"", GIB),
+    "a header only": (raw(make_record(A))[:1024], None),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_hostile_file_is_put_aside_before_anything_is_allocated(tmp_path: Path, name: str) -> None:
+    data, length = FILES[name]
+    store = filled(tmp_path, [A], ram=4 * GIB)
+    store.tiers[0].delete([A.key])
+    file = record_of(tmp_path, A.key)
+    file.write_bytes(data)
+    if length is not None:
+        os.truncate(file, length)  # sparse
+    before = grown()
+    store.prefetch(A.key)  # asks for whatever there is: no tokens to compare with
+    assert grown() - before < 1 << 26
+    assert gone(tmp_path, A)
+    assert get(store, A) == Miss("missing")
+    assert put(store, A) and same(get(store, A), A)

@@ -23,7 +23,8 @@ from blendrag.store.kv_reader import KVReader, read_rows
 from blendrag.store.kv_store import KVStore
 from blendrag.store.record import DamagedError, Layout, Miss
 from blendrag.store.tiers import Opened, Read, TierSpec
-from stores import Chunk, from_bytes, make_chunk, make_record, put, quarantined, register, to_bytes, wanted
+from closed import flip
+from stores import Chunk, from_bytes, make_chunk, make_record, put, quarantined, raw, register, wanted
 
 HEADS, TOKENS = 12, 40
 IDENTITY = KVIdentity("wide", "weights-1", "auto", num_layers=3, num_kv_heads=HEADS, head_size=8)
@@ -54,7 +55,7 @@ def test_every_head_is_read_once() -> None:
 
 def test_record_of_one_rank_is_the_bytes_of_before_there_were_several() -> None:
     record = make_record(make_chunk(1))
-    assert xxhash.xxh3_128_hexdigest(to_bytes(record)) == "c3f5d8011c10cad522a574f5ff05bc44"
+    assert xxhash.xxh3_128_hexdigest(raw(record)) == "c3f5d8011c10cad522a574f5ff05bc44"
 
 
 @given(st.sampled_from(DIVISORS), a_rank(), st.sampled_from(sorted(CODECS)), st.integers(1, 90))
@@ -63,7 +64,7 @@ def test_rank_reads_its_own_heads(shards: int, own: range, codec: str, tokens: i
     identity = replace(IDENTITY, codec=codec)
     chunk = make_chunk(tokens, tokens, identity=identity)
     whole = make_record(chunk, Layout(identity, "bfloat16")).decode()
-    data = to_bytes(make_record(chunk, Layout(identity, "bfloat16", shards=shards)))
+    data = raw(make_record(chunk, Layout(identity, "bfloat16", shards=shards)))
     record = from_bytes(data, chunk.key, Layout(identity, "bfloat16", own)).own
     assert record.decode().equal(whole[:, :, :, own.start : own.stop])
     most = min(HEADS, (len(own) // (HEADS // shards) + 2) * (HEADS // shards))
@@ -74,7 +75,7 @@ def test_rank_reads_its_own_heads(shards: int, own: range, codec: str, tokens: i
 
 def test_rank_reads_no_more_than_its_shard() -> None:
     """One range: all layers of a shard lie together."""
-    data = to_bytes(make_record(CHUNK, Layout(IDENTITY, "bfloat16", shards=4)))
+    data = raw(make_record(CHUNK, Layout(IDENTITY, "bfloat16", shards=4)))
     for rank in range(4):
         head = from_bytes(data, CHUNK.key, Layout(IDENTITY, "bfloat16", heads_of(rank, 4))).head
         assert head.own_rows == range(3 * rank, 3 * rank + 3)
@@ -161,9 +162,7 @@ def test_ram_of_a_rank_holds_its_own_heads_only(tmp_path: Path) -> None:
 def test_other_ranks_write_and_mark_nothing(tmp_path: Path) -> None:
     engine = Engine(tmp_path, 2, [CHUNK])
     (path,) = tmp_path.glob("kv/??/*.safetensors")
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1  # of the second rank's heads
-    path.write_bytes(data)
+    flip(path, -1)  # of the second rank's heads
     (other,) = engine.others
     assert other.get(CHUNK.key, CHUNK.token_ids) == Miss("damaged")
     assert path.exists() and not quarantined(tmp_path)
@@ -178,7 +177,6 @@ def test_other_ranks_write_and_mark_nothing(tmp_path: Path) -> None:
     engine.close()
     catalogue = Catalogue.open(tmp_path, IDENTITY)
     assert [entry.key for entry in catalogue.pending()] == [CHUNK.key]
-    catalogue.close()
 
 
 def test_deleted_chunk_leaves_the_ram_of_every_rank(tmp_path: Path) -> None:

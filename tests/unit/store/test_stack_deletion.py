@@ -62,7 +62,6 @@ def test_deletion_everywhere_changes_nothing_here_while_a_server_is_away(
     server.kill()
     assert store.delete([A.key], everywhere=True) == (0, ["redis"])
     assert states(tmp_path) == {A.key: "ready"} and in_tier(store, "disk", A.key)
-    store.close()
 
 
 def test_chunk_deleted_while_its_server_was_away_leaves_it_at_the_next_opening(
@@ -77,7 +76,6 @@ def test_chunk_deleted_while_its_server_was_away_leaves_it_at_the_next_opening(
     assert release(tmp_path) == [A.key]  # with no engine running, or while the server cannot be reached
     store = open_stack(tmp_path, DISK, redis_tier(server))
     assert not in_tier(store, "redis", A.key) and not in_tier(store, "disk", A.key)
-    store.close()
 
 
 @pytest.mark.parametrize("released", [True, False])
@@ -87,8 +85,7 @@ def test_copy_that_was_still_waiting_does_not_outlive_its_chunk(
     register(tmp_path, [A, B])
     store, gate = open_stack(tmp_path, DISK, redis_tier(server)), threading.Event()
     store.replicas._behind.do(gate.wait)  # the server is busy with something else
-    put(store, A)
-    put(store, B)
+    put(store, A, B)
     if released:
         release(tmp_path)
     store.delete([A.key, B.key])  # a purge deletes first, and releases then
@@ -98,18 +95,15 @@ def test_copy_that_was_still_waiting_does_not_outlive_its_chunk(
     put(store, A)  # ingested again, it is welcome
     store.wait()
     assert holds(store, A) == [[not released], [not released]]
-    store.close()
 
 
 def test_evicted_chunk_is_not_called_ready_if_no_slower_tier_has_it(tmp_path: Path, server: Process) -> None:
     register(tmp_path, [A, B])
     server.kill()
     store = open_stack(tmp_path, TierSpec(kind="disk", chunks=1), redis_tier(server))
-    put(store, A)
-    put(store, B)
+    put(store, A, B)
     store.wait()
     assert states(tmp_path) == {A.key: "evicted", B.key: "ready"}
-    store.close()
 
 
 def test_without_ram_what_a_server_had_is_kept_on_disk(tmp_path: Path) -> None:
@@ -128,7 +122,6 @@ def test_without_ram_what_a_server_had_is_kept_on_disk(tmp_path: Path) -> None:
     (opened,) = store.open_records(wanted(A))
     assert not isinstance(opened, Miss) and not store.replicas.wants(opened)
     store.close_records([opened])
-    store.close()
 
 
 def test_only_prompts_count_as_uses(tmp_path: Path) -> None:
@@ -142,7 +135,6 @@ def test_only_prompts_count_as_uses(tmp_path: Path) -> None:
     store.close()
     catalogue = Catalogue.open(tmp_path, IDENTITY)
     (reuse,) = catalogue.reuse(10)
-    catalogue.close()
     assert (reuse.chunks, reuse.uses) == (1, 3)
 
 

@@ -1,21 +1,25 @@
-"""Stacks of tiers: what each of them has after a put, a get, an eviction and a deletion."""
+"""Stacks of tiers: what each has after a put, a get, an eviction, a deletion; and of a shared tier."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from blendrag.errors import ConfigError, StoreError
-from blendrag.store.record import Miss
+from blendrag.store.catalogue import Catalogue
+from blendrag.store.record import Layout, Miss
 from blendrag.store.tiers import Opened, TierError, TierSpec
 from stores import (
+    IDENTITY,
     RECORD,
     A,
     B,
     C,
+    files,
     filled,
     get,
     holds,
@@ -65,16 +69,13 @@ def test_ram_alone_serves_and_forgets_with_the_process(tmp_path: Path) -> None:
     store = open_stack(tmp_path, RAM)
     assert set(states(tmp_path).values()) == {"pending"}  # to be ingested again, not believed to be there
     assert get(store, B) == Miss("missing")
-    store.close()
 
 
 def test_chunk_that_leaves_a_ram_of_its_own_is_evicted_not_wanted(tmp_path: Path) -> None:
     register(tmp_path, [A, B])
     store = open_stack(tmp_path, TierSpec(kind="ram", bytes=RECORD))
-    put(store, A)
-    put(store, B)
+    put(store, A, B)
     assert states(tmp_path) == {A.key: "evicted", B.key: "ready"}
-    store.close()
 
 
 @pytest.mark.parametrize("own_path", [False, True])
@@ -84,15 +85,13 @@ def test_disk_alone_serves_over_a_restart(tmp_path: Path, own_path: bool) -> Non
     register(tmp_path, [A, B, C])
     spec = TierSpec(kind="disk", bytes=2 * RECORD, path=path)
     store = open_stack(tmp_path, spec)
-    for chunk in (A, B, C):
-        put(store, chunk)
+    put(store, A, B, C)
     assert states(tmp_path) == {A.key: "evicted", B.key: "ready", C.key: "ready"}
     store.close()
     store = open_stack(tmp_path, spec)
     assert [same(get(store, chunk), chunk) for chunk in (A, B, C)] == [False, True, True]
     (stats,) = store.stats().values()
     assert (stats["chunks"], stats["bytes"]) == (2, 2 * RECORD)
-    store.close()
 
 
 # -- several --------------------------------------------------------------------------------------------
@@ -108,7 +107,6 @@ def test_write_goes_to_each_tier_as_its_policy_says(tmp_path: Path) -> None:
     assert holds(store, A) == [[True], [True], [True], [False]]
     assert store.delete([A.key]) == (1, [])
     assert holds(store, A) == [[False]] * 4
-    store.close()
 
 
 def test_get_promotes_at_once_and_the_loaders_path_behind(tmp_path: Path) -> None:
@@ -126,15 +124,13 @@ def test_get_promotes_at_once_and_the_loaders_path_behind(tmp_path: Path) -> Non
     store.wait()
     assert holds(store, B)[0] == [True]
     assert store.stats()["ram"]["promotions"] == 3
-    store.close()
 
 
 def test_chunk_driven_from_home_is_found_below_and_comes_back(tmp_path: Path) -> None:
     register(tmp_path, [A, B])
     home = TierSpec(kind="disk", chunks=1)
     store = open_stack(tmp_path, home, shared(tmp_path / "below"))
-    put(store, A)
-    put(store, B)
+    put(store, A, B)
     assert holds(store, A, B) == [[False, True], [True, True]]
     assert set(states(tmp_path).values()) == {"ready"}  # it is not lost
     assert same(get(store, A), A)
@@ -142,7 +138,6 @@ def test_chunk_driven_from_home_is_found_below_and_comes_back(tmp_path: Path) ->
     store.close()
     store = open_stack(tmp_path, home, shared(tmp_path / "below"))
     assert all(same(get(store, chunk), chunk) for chunk in (A, B))
-    store.close()
 
 
 @pytest.mark.parametrize("below", ["there", "damaged at home", "unreachable", "gone"])
@@ -169,7 +164,6 @@ def test_chunk_that_a_slower_tier_may_have_is_not_called_lost(
         assert store.check([A.key]) == ([A.key] if below == "gone" else [])
     assert states(tmp_path)[A.key] == ("pending" if below == "gone" else "ready")
     assert same(get(store, A), A) == (below != "gone")
-    store.close()
 
 
 @pytest.mark.parametrize("at", [0, -1])
@@ -185,7 +179,6 @@ def test_damaged_record_is_served_by_the_next_tier(tmp_path: Path, at: int) -> N
     assert same(get(store, A), A)
     assert problems(tmp_path) == []  # home has it again
     assert states(tmp_path) == {A.key: "ready"}
-    store.close()
 
 
 # -- a sustained stream ---------------------------------------------------------------------------------
@@ -220,3 +213,83 @@ def test_store_in_a_place_that_is_no_folder_is_an_error_of_ours(tmp_path: Path) 
         open_stack(tmp_path / "file", DISK)
     with pytest.raises(StoreError, match="file"):
         open_stack(tmp_path / "index", shared(tmp_path / "file"))
+
+
+# -- a tier that several stores use ---------------------------------------------------------------------
+
+
+def test_two_stores_reuse_each_others_chunks_over_a_shared_tier(tmp_path: Path) -> None:
+    common = shared(tmp_path / "common", write="behind")
+    one, two = tmp_path / "one", tmp_path / "two"
+    for root in (one, two):
+        register(root, [A, B])
+    first = open_stack(one, RAM, DISK, common)
+    put(first, A)
+    first.wait()
+    second = open_stack(two, RAM, DISK, common)
+    assert second.adopt(wanted(A, B, C)) == {A.key}  # B nobody has, C nobody knows
+    assert states(two) == {A.key: "ready", B.key: "pending"}
+    assert files(two) == {f"{A.key}.safetensors"}
+    assert second.adopt([(B.key, A.token_ids)]) == set()
+    first.close()
+    assert same(get(second, A), A)
+    second.close()
+    assert problems(one) == problems(two) == []
+
+
+def test_half_of_a_chunk_is_not_adopted_for_the_whole(tmp_path: Path) -> None:
+    common = shared(tmp_path / "common")
+    register(tmp_path / "one", [A])
+    store = open_stack(tmp_path / "one", DISK, common)
+    put(store, A)
+    store.close()
+    register(tmp_path / "two", [A])
+    store = open_stack(tmp_path / "two", DISK, common)
+    assert store.adopt([(A.key, A.token_ids[:4])]) == set()
+    assert states(tmp_path / "two") == {A.key: "pending"}
+
+
+def test_tier_that_is_only_read_is_never_changed(tmp_path: Path) -> None:
+    """Not even for a damaged record, or one that was deleted here."""
+    library = tmp_path / "library"
+    register(tmp_path / "one", [A, B])
+    store = open_stack(tmp_path / "one", shared(library))
+    put(store, A, B)
+    store.close()
+    (bad,) = library.rglob(f"{B.key}.safetensors")
+    bad.write_bytes(b"damaged")
+    before = {path: path.stat().st_mtime_ns for path in library.rglob("*")}
+    register(tmp_path / "two", [A, B])
+    store = open_stack(tmp_path / "two", RAM, DISK, shared(library, write="never"))
+    assert same(get(store, A), A)
+    assert holds(store, A) == [[True], [True], [True]]  # home has it, too, from now on
+    assert get(store, B) == Miss("damaged")
+    assert store.delete([A.key, B.key]) == (1, [])
+    assert holds(store, A)[0] == [False]
+    store.close()
+    assert {path: path.stat().st_mtime_ns for path in library.rglob("*")} == before
+
+
+def test_namespaces_do_not_get_each_others_kv_even_with_equal_text(tmp_path: Path) -> None:
+    common = shared(tmp_path / "common")
+    tenants = {name: replace(IDENTITY, namespace=name) for name in ("a", "b")}
+    chunks = {name: make_chunk(1, identity=identity) for name, identity in tenants.items()}
+    assert chunks["a"].token_ids == chunks["b"].token_ids
+    assert chunks["a"].key != chunks["b"].key
+    opened = {}
+    for name, identity in tenants.items():
+        catalogue = Catalogue.open(tmp_path / name, identity)
+        catalogue.register("doc", [(chunk.key, "", chunk.token_ids) for chunk in chunks.values()])
+        opened[name] = open_stack(tmp_path / name, DISK, common, identity=identity)
+    put(opened["a"], chunks["a"])
+    for key in (chunks["a"].key, chunks["b"].key):  # even if b learns a's key
+        assert opened["b"].get(key, chunks["b"].token_ids) == Miss("missing")
+        assert opened["b"].adopt([(key, chunks["b"].token_ids)]) == set()
+    (record,) = (tmp_path / "common").rglob("*.safetensors")
+    for key in (chunks["a"].key, chunks["b"].key):  # nor if it is copied over to b's folder
+        theirs = tmp_path / "common" / Layout(tenants["b"], "bfloat16").digest / key[:2]
+        theirs.mkdir(exist_ok=True)
+        (theirs / f"{key}.safetensors").write_bytes(record.read_bytes())
+        assert opened["b"].get(key, chunks["b"].token_ids) == Miss("damaged")
+    for store in opened.values():
+        store.close()

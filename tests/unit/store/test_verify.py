@@ -1,4 +1,4 @@
-"""verify and repair on real folders: whatever happened to the files, it is found, and put right once."""
+"""verify, repair and gc on real folders: whatever happened to the files is found, and put right once."""
 
 from __future__ import annotations
 
@@ -10,15 +10,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from blendrag.errors import StoreError, StoreInUseError
 from blendrag.files.lock import IndexLock
 from blendrag.store.catalogue import Catalogue
+from blendrag.store.maintenance import verify
 from blendrag.store.maintenance.closed_index import closed_index
+from blendrag.store.maintenance.verify import Verifier
 from blendrag.store.record import Layout
+from blendrag.store.tiers import DiskTier, TierError, TierSpec
 from closed import DISK, collected, filled, flip, found, verified, write_record
+from noted import Noted
 from stores import (
     IDENTITY,
     LAYOUT,
@@ -152,7 +157,6 @@ def test_record_that_was_written_and_not_noted_is_no_problem(root: Path) -> None
     """As after a crash between the file and its row: the next opening takes it in. Unless it is damaged."""
     catalogue = Catalogue.open(root, IDENTITY)
     catalogue.mark([A.key, B.key], "pending")
-    catalogue.close()
     assert (verified(root).records, verified(root).left) == (4, 0)
     flip(record_of(root, A.key), -1)
     assert found(verified(root)) == {"damaged": [A.key]}
@@ -200,3 +204,124 @@ def test_folder_without_an_index_is_not_made_into_one(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="did you mean 'my-index'"), closed_index(tmp_path / "my-indx"):
         pass
     assert list((tmp_path / "my-index").iterdir()) == [] and not (tmp_path / "my-indx").exists()
+
+
+# -- other tiers, failing reads, many records -----------------------------------------------------------
+
+
+def test_file_that_cannot_be_read_now_is_not_called_damaged(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a repair under a process with too many open files would put every record aside."""
+
+    def refuse(self: DiskTier, keys: list[str]) -> dict[str, TierError]:
+        return {key: TierError(f"{key}: Too many open files") for key in keys}
+
+    monkeypatch.setattr(DiskTier, "open", refuse)
+    with pytest.raises(StoreError, match="Too many open files"):
+        verified(root, repair=True)
+    monkeypatch.undo()
+    assert (verified(root).records, verified(root).left) == (4, 0)
+
+
+# -- other tiers ------------------------------------------------------------------------------------------
+
+
+class Unreachable(DiskTier):
+    def has(self, keys: object) -> set[str]:
+        raise TierError("gone")
+
+
+def test_chunk_that_another_tier_has_is_not_missing(root: Path, tmp_path: Path) -> None:
+    other = DiskTier(TierSpec(kind="disk"), LAYOUT, tmp_path / "other")
+    other.put(make_record(A))
+    record_of(root, A.key).unlink()
+    assert found(verified(root, other)) == {}
+    record_of(root, B.key).unlink()
+    assert found(verified(root, other)) == {"missing": [B.key]}
+
+
+def test_chunks_of_a_tier_that_cannot_be_asked_are_neither_missing_nor_sound(
+    root: Path, tmp_path: Path
+) -> None:
+    record_of(root, A.key).unlink()
+    report = verified(root, Unreachable(TierSpec(kind="disk"), LAYOUT, tmp_path / "other"), repair=True)
+    assert (report.unasked, report.left, report.records) == (1, 0, 3)
+    assert states(root)[A.key] == "ready"
+
+
+# -- size -------------------------------------------------------------------------------------------------
+
+
+def test_progress_ends_near_what_it_promised(root: Path) -> None:
+    progress = Noted()
+    with closed_index(root) as index:
+        Verifier(index, progress=progress).run()
+    heads = 4 * make_record(A).head.begin
+    assert progress.done + heads == progress.expected > 0
+
+
+def test_only_a_thousand_problems_are_listed_and_all_are_counted(tmp_path: Path) -> None:
+    catalogue = Catalogue.open(tmp_path, IDENTITY)
+    catalogue.settle_dtype("bfloat16")
+    catalogue.register("doc", [(f"{n:032x}", "", (n,)) for n in range(1200)])
+    for n in range(1200):
+        catalogue.mark_ready(f"{n:032x}", 1)
+    catalogue.close()
+    report = verified(tmp_path)
+    assert len(report.problems) == 1000 and report.counts["missing"] == 1200 == report.left
+
+
+def test_record_is_read_a_few_layers_at_a_time(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory: one layer of one record at least, and no more than the limit else."""
+    monkeypatch.setattr(verify, "_AT_ONCE", 1)
+    largest = 0
+    empty = torch.empty
+
+    def watched(*shape: object, **options: object) -> torch.Tensor:
+        nonlocal largest
+        made: torch.Tensor = empty(*shape, **options)  # type: ignore[call-overload]
+        largest = max(largest, made.numel())
+        return made
+
+    monkeypatch.setattr(torch, "empty", watched)
+    assert verified(root).records == 4
+    assert largest == make_record(A).head.row_bytes
+
+
+# -- gc: all that is useless goes, and nothing else -----------------------------------------------------
+
+
+def test_gc_takes_all_that_is_useless_and_nothing_else(root: Path) -> None:
+    write_record(root, make_record(make_chunk(99)))
+    (root / "kv" / "tmp" / "half").write_bytes(b"12345")
+    flip(record_of(root, A.key), -1)
+    verified(root, repair=True)
+    (root / "kv" / "tmp" / "half").write_bytes(b"12345")
+    write_record(root, make_record(make_chunk(99)))
+    catalogue = Catalogue.open(root, IDENTITY)
+    catalogue.evict([B.key])
+    catalogue.evict([C.key], keep_ready=True)
+    catalogue.close()
+    size = record_of(root, D.key).stat().st_size
+    freed = collected(root)
+    assert freed.files == {"orphan": 1, "doomed": 2, "quarantined": 1, "half-written": 1}
+    assert {kind: freed.bytes[kind] for kind in freed.files} == {
+        "orphan": size, "doomed": 2 * size, "quarantined": size, "half-written": 5
+    }  # fmt: skip
+    left = [path.name for path in (root / "kv").rglob("*") if path.is_file()]
+    assert left == [f"{D.key}.safetensors"]
+    assert states(root) == {A.key: "pending", B.key: "evicted", C.key: "ready", D.key: "ready"}
+    assert collected(root).files == {}
+
+
+def test_gc_gives_back_what_deleted_texts_took(tmp_path: Path) -> None:
+    catalogue = Catalogue.open(tmp_path, IDENTITY)
+    catalogue.register("doc", [(f"{n:032x}", f"SECRET {n}" * 1000, (n,)) for n in range(100)])
+    catalogue.release("doc")
+    catalogue.close()
+    before = (tmp_path / "catalogue.sqlite").stat().st_size
+    freed = collected(tmp_path)
+    assert freed.bytes["catalogue.sqlite"] > 500_000
+    assert (tmp_path / "catalogue.sqlite").stat().st_size < before / 10
+    assert b"SECRET" not in (tmp_path / "catalogue.sqlite").read_bytes()

@@ -13,30 +13,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blendrag.store.identity import KVIdentity
 from blendrag.store.record import DamagedError
 from blendrag.store.stack import TierSpec
 from blendrag.tree.layout import NodeBlocks, NodeLayout
 from blendrag.tree.path import Nodes, place
 from blendrag.tree.states import StateTree
 from blendrag.tree.store import NodeMissingError, NodeStore, StoredNode
-from stored_trees import check_tree
+from stored_trees import check_tree, prompt
+from stores import IDENTITY
 
-IDENTITY = KVIdentity("tiny", "weights-1", "bfloat16", num_layers=2, num_kv_heads=1, head_size=4)
 SIZES = NodeBlocks(tokens=4, nbytes=32, state=11)
-DOCUMENTS = {
-    name: tuple(range(at, at + length)) for name, at, length in (("a", 10, 3), ("b", 20, 6), ("c", 30, 9))
-}
-ROOT = (1, 2)
 ORDERS = st.permutations("abc").flatmap(lambda order: st.sampled_from([order[:1], order[:2], order]))
-
-
-def prompt(names: Sequence[str]) -> tuple[tuple[int, ...], list[tuple[str, int, int]]]:
-    ids, documents = ROOT, []
-    for name in names:
-        documents.append((name, len(ids), len(DOCUMENTS[name])))
-        ids += (*DOCUMENTS[name], 5)
-    return (*ids, 99), documents
 
 
 @dataclass

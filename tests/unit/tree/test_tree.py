@@ -26,24 +26,11 @@ from blendrag.tree.layout import NodeBlocks, NodeLayout
 from blendrag.tree.path import Node, path_of, place, placed
 from blendrag.tree.store import NodeMissingError, NodeStore, StoredNode
 from blendrag.tree.tree import Tree
-from stored_trees import check_tree
+from closed import flip
+from stored_trees import ROOT, check_tree, prompt
+from stores import IDENTITY
 
-IDENTITY = KVIdentity("tiny", "weights-1", "bfloat16", num_layers=2, num_kv_heads=1, head_size=4)
 BLOCK, BYTES = 4, 32
-DOCUMENTS = {
-    name: tuple(range(at, at + length)) for name, at, length in (("a", 10, 3), ("b", 20, 6), ("c", 30, 9))
-}
-ROOT = (1, 2)
-
-Prompt = tuple[tuple[int, ...], list[tuple[str, int, int]]]
-
-
-def prompt(names: Sequence[str], root: tuple[int, ...] = ROOT) -> Prompt:
-    ids, documents = root, []
-    for name in names:
-        documents.append((name, len(ids), len(DOCUMENTS[name])))
-        ids += (*DOCUMENTS[name], 5)
-    return (*ids, 99), documents
 
 
 def path(
@@ -342,9 +329,7 @@ def test_damaged_node_is_not_loaded(tmp_path: Path) -> None:
     with rig(TierSpec(kind="disk", bytes=1 << 20), root=tmp_path) as one:
         one.grow("ab")
         (file,) = tmp_path.rglob(f"{path('ab')[-1].key}.safetensors")
-        data = bytearray(file.read_bytes())
-        data[-3] ^= 1
-        file.write_bytes(data)
+        flip(file, -3)
         with pytest.raises(NodeMissingError, match="checksum"):
             one.use("ab")
         assert one.use("ab") == 2
@@ -362,9 +347,7 @@ def test_each_rank_reads_its_own_part_of_a_node(tmp_path: Path) -> None:
     parts = [store.load(wanted)[0][0].own.rows for store in ranks]
     assert torch.equal(torch.cat(parts), rows)
     (file,) = tmp_path.rglob(f"{node.key}.safetensors")
-    data = bytearray(file.read_bytes())
-    data[-1] ^= 1
-    file.write_bytes(data)
+    flip(file, -1)
     with pytest.raises(NodeMissingError, match="checksum") as missing:
         ranks[1].load(wanted)
     assert missing.value.damaged is not None and tree.match([node]) == 1, "the first rank has to be told"

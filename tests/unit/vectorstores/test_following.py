@@ -51,12 +51,6 @@ class Listed(VectorStore):
         raise AssertionError("it is the caller's")
 
 
-@pytest.fixture
-def server() -> Iterator[Keeping]:
-    with scripted() as script:
-        yield Keeping(script)
-
-
 def followed(server: Keeping, store: VectorStore, **options: Any) -> StoreReport:
     return sync(store, RemoteChat(server.url).collection("handbook"), progress=False, **options)
 

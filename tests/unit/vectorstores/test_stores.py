@@ -12,7 +12,6 @@ from blendrag import RemoteChat
 from blendrag.errors import ConfigError
 from blendrag.vectorstores import sync, text_of
 from keeping_server import Keeping
-from scripted_server import scripted
 from vector_stores import COLLECTION, KINDS, Running, milvus
 
 ROWS = {f"row-{n}": f"Text {n}." for n in range(600)}  # of more than two pages
@@ -29,12 +28,6 @@ def store(running: Running) -> Iterator[Running]:
     running.put(ROWS)
     yield running
     running.delete({*ROWS, "new"})
-
-
-@pytest.fixture
-def server() -> Iterator[Keeping]:
-    with scripted() as script:
-        yield Keeping(script)
 
 
 def texts(store: Running) -> list[str | None]:

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import random
 from copy import copy
+from itertools import islice
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from blendrag.errors import ConfigError
+from blendrag.lab.bench.tree import held_nodes, plan_of
 from blendrag.lab.prompts import Prompt, PromptMaker
+from blendrag.lab.questions import RetrievedQuestion, question_stream
+from blendrag.lab.texts import cut_chunks, installed_texts
 from blendrag.prompt.template import decode
 from blendrag.store.contexts import Chunk
+from blendrag.tree import Node
 
 
 @pytest.fixture(scope="module")
@@ -87,3 +96,63 @@ def test_system_prompt_is_kept_where_the_template_has_no_system_role(tokenizer: 
     (_, start, length) = prompt.spans[0]
     assert decode(tokenizer, prompt.token_ids[:start]) == "<user>Answer.\n\n"
     assert decode(tokenizer, prompt.token_ids[start + length :]) == "\n\nWhat is it?</user><model>"
+
+
+# -- where the text comes from --------------------------------------------------------------------------
+
+
+def encode(text: str) -> list[int]:
+    return [ord(sign) for sign in text]
+
+
+@given(st.lists(st.text("abcd", max_size=40), max_size=8), st.integers(1, 10), st.integers(1, 12))
+def test_chunks_are_exact_different_and_from_the_texts(texts: list[str], size: int, most: int) -> None:
+    try:
+        chunks = cut_chunks(texts, encode, size, least=1, most=most)
+    except ConfigError:
+        assert all(len(text) < size for text in texts)
+        return
+    assert len(chunks) == len(set(chunks)) <= most
+    assert all(len(chunk) == size for chunk in chunks)
+    assert all(any("".join(map(chr, chunk)) in text for text in texts) for chunk in chunks)
+
+
+def test_every_text_gives_its_first_chunk_before_any_gives_its_second() -> None:
+    chunks = cut_chunks(["aabbcc", "xxyy"], encode, 2, least=1, most=4)
+    assert ["".join(map(chr, chunk)) for chunk in chunks] == ["aa", "xx", "bb", "yy"]
+
+
+def test_too_little_text_says_how_much_there_is() -> None:
+    with pytest.raises(ConfigError, match="1 different chunks of 2 tokens, and 3 are needed"):
+        cut_chunks(["aaaa", "aa", "b"], encode, 2, least=3, most=12)
+
+
+def test_built_in_text_is_the_same_each_time_and_enough_for_the_default_bench() -> None:
+    texts = [text for text in islice(installed_texts(), 150) if len(text) > 4000]
+    assert len(texts) >= 6
+    assert list(islice(installed_texts(), 20)) == list(islice(installed_texts(), 20))
+
+
+# -- ``bench tree``: its questions, and what earlier ones leave in a tree -------------------------------
+
+
+def test_node_takes_whole_blocks() -> None:
+    path = (Node("a", "", 0, 100), Node("b", "a", 100, 200))  # one block, and two of which it shares one
+    twice = [path, path]
+    assert held_nodes(twice, 384, "lru", 128) == {"a", "b"}
+    assert held_nodes(twice, 383, "lru", 128) == {"a"}
+    assert held_nodes([path], 384, "lru", 128) == set()
+
+
+def test_plan_has_the_tokens_and_chunks_of_the_prompt() -> None:
+    prompt = Prompt(tuple(range(20)), (("x", 3, 4), ("y", 7, 2), ("z", 10, 10)))
+    plan = plan_of(prompt)
+    assert plan.token_ids == prompt.token_ids and plan.spans == prompt.spans
+
+
+def test_question_comes_once_where_each_is_asked_once() -> None:
+    asked = [RetrievedQuestion(str(number), (number,)) for number in range(50)]
+    article = np.arange(50) // 10
+    assert sorted(question_stream(asked, article, 50, None, 0), key=lambda q: q.documents) == asked
+    drawn = question_stream(asked, article, 500, 1.0, 0)
+    assert len(drawn) == 500 and len(set(drawn)) <= 50

@@ -1,17 +1,21 @@
-"""The model of the time to the first token on GPUs."""
+"""The benches without an engine: the model of the time to the first token on GPUs, and recognition."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import astuple, replace
+from io import StringIO
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 from typer.testing import CliRunner
 
 from blendrag.cli.app import app
+from blendrag.errors import ConfigError
 from blendrag.lab.bench.model import (
     EIGHT,
     GPUS,
@@ -23,6 +27,11 @@ from blendrag.lab.bench.model import (
     run_model,
     tables,
 )
+from blendrag.lab.bench.recognition import run_recognition
+from blendrag.lab.bench.shapes import SHAPES as PROMPT_SHAPES
+from blendrag.lab.options import RecognitionOptions
+from blendrag.progress import SILENT
+from blendrag.settings import Settings
 from blendrag.tables import markdown
 from places import ROOT
 from stand_in_device import DEVICE, stand_in
@@ -78,3 +87,23 @@ def test_command_says_what_it_assumes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shown.exit_code == 0 and "A100: NVIDIA A100 data sheet" in shown.stdout
     found = json.loads(CliRunner().invoke(app, ["bench", "ttft", "--gpu", "H100", "--json"]).stdout)
     assert found["seconds"]["H100"]["4096"]["int8"]["full_s"] > 0 and found["counted"]["waits"] == 1
+
+
+# -- ``bench recognition``, on a few prompts ------------------------------------------------------------
+
+
+def test_documents_are_known_from_their_third_sight_on_in_every_shape(model_dir: Path) -> None:
+    options = RecognitionOptions(prompts=12, documents=8, top_k=3, chunks=300)
+    results = run_recognition(Settings.load(model=str(model_dir)), options, SILENT)
+    assert list(results.shapes) == list(PROMPT_SHAPES) and results.searched is not None
+    for name, shape in results.shapes.items():
+        assert shape.later > 0.85 and shape.second < 0.1, name
+        assert shape.kv > 0 and shape.tokens > 3 * 64
+    console = Console(file=StringIO(), width=120)
+    results.show(console)
+    assert results.to_dict()["machine"]["model"] == str(model_dir)
+
+
+def test_more_documents_in_a_prompt_than_there_are_is_refused() -> None:
+    with pytest.raises(ConfigError, match="there are 3 documents"):
+        RecognitionOptions(documents=3, top_k=4)

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from blendrag.errors import ConfigError
 from blendrag.lab.arms import Sample
@@ -17,6 +18,7 @@ from blendrag.lab.bench.ttft import (
     CodecCost,
     TtftResults,
     _arms,
+    measure_codec,
 )
 from blendrag.lab.options import TtftOptions
 from blendrag.lab.prompts import PromptMaker
@@ -24,6 +26,7 @@ from blendrag.lab.results import Setup
 from blendrag.lab.statistics import summarise
 from blendrag.options import STEPS
 from blendrag.settings import Settings
+from blendrag.store.codec import CODECS, make_codec
 from blendrag.store.contexts import Chunk
 from paper_machine import MACHINE
 from shown import Case, check_case
@@ -152,3 +155,14 @@ def test_json_has_the_fields_that_are_promised() -> None:
         assert set(arm["ttft_ms"]) == set(arm["speedup_vs_full"]) == {"median", "p10", "p90"}
     (point,) = json.loads(json.dumps(results("chunks", 2).to_dict(), allow_nan=False))["points"]
     assert point["value"] == 2 and list(point["arms"]) == ["full", "prefix", "reuse", "blended"]
+
+
+# -- what a codec costs, on KV made up here -------------------------------------------------------------
+
+
+def test_codec_with_fewer_bits_has_a_larger_error_and_raw_has_none() -> None:
+    records = [torch.randn(2, 2, 40, 2, 32).to(torch.bfloat16) for _ in range(2)]
+    found = {name: measure_codec(make_codec(name, 2, 32, torch.bfloat16), records) for name in sorted(CODECS)}
+    assert (found["raw"].k_error, found["raw"].v_error) == (0, 0)
+    assert found["raw"].bytes_per_token == 2 * 2 * 2 * 32 * 2
+    assert 0 < found["int8"].k_error < found["fp8"].k_error < found["int4"].k_error < 0.2

@@ -1,7 +1,8 @@
-"""What an interrupted run keeps."""
+"""What an interrupted run keeps and refuses, and how answers are compared."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -14,8 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blendrag.errors import ConfigError
+from blendrag.errors import ConfigError, ModelError
+from blendrag.lab.evaluate.arms import parse_arms
+from blendrag.lab.evaluate.run import EvalOptions, run_eval
 from blendrag.lab.evaluate.samples import AnswerSample, Lost, SampleLog
+from blendrag.lab.evaluate.summary import f1, same_text
+from blendrag.progress import SILENT
+from blendrag.settings import Settings
 
 CONFIG = {"model": "SmolLM2", "seed": 0, "arms": ("full", "reuse")}
 SAMPLE = AnswerSample(
@@ -130,3 +136,93 @@ def test_damaged_line_is_named(tmp_path: Path) -> None:
 def test_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nowhere"):
         opened(tmp_path / "nowhere" / "rows.jsonl", CONFIG)
+
+
+# -- how answers are compared ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "answers", "score"),
+    [
+        ("The Eiffel Tower!", ["Eiffel tower"], 1.0),
+        ("in Paris, France", ["Paris"], 0.5),
+        ("Paris", ["Lyon", "paris"], 1.0),
+        ("Paris Paris", ["Paris"], 2 / 3),
+        ("London", ["Paris"], 0.0),
+        ("", ["Paris"], 0.0),
+        ("1,000", ["1000"], 1.0),
+        ("洛杉矶的国王队。", ["洛杉矶国王队"], 12 / 13),
+        ("136次", ["136 次"], 1.0),
+        ("Röntgen", ["röntgen"], 1.0),
+    ],
+)
+def test_f1_is_that_by_hand(text: str, answers: list[str], score: float) -> None:
+    assert f1(text, answers) == pytest.approx(score)
+
+
+@given(st.text(), st.text())
+def test_answer_that_is_the_same_does_not_lose(text: str, other: str) -> None:
+    assert f1(text, [text]) == 1.0
+    assert f1(text, [other]) == pytest.approx(f1(other, [text]))
+    assert f1(text, [other, text]) == 1.0
+    assert 0.0 <= f1(text, [other]) <= 1.0
+    if same_text(text, other):
+        assert f1(text, [other]) == 1.0
+
+
+def test_blank_answers_to_both_do_not_count_as_different() -> None:
+    assert f1(" ", ["\n"]) == 1.0
+    assert same_text("The.", "")
+
+
+def test_order_of_words_is_not_ignored_by_the_exact_text() -> None:
+    assert f1("Ada met Bob", ["Bob met Ada"]) == 1.0
+    assert not same_text("Ada met Bob", "Bob met Ada")
+    assert same_text("Ada met Bob.", "ada met  the Bob")
+
+
+# -- what a run refuses before an engine starts ---------------------------------------------------------
+
+DEPENDED_ON = (
+    "commit", "vllm", "blendrag", "cpu", "omp_threads", "shared_prefix", "context_tokens", "blend_share",
+)  # fmt: skip
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    """Of a folder that holds no model: runs end where the engine would start."""
+    return Settings.load(model=str(tmp_path))
+
+
+@pytest.fixture
+def options(tmp_path: Path, settings: Settings) -> EvalOptions:
+    data = tmp_path / "mine.jsonl"
+    data.write_text(json.dumps({"question": "Where?", "answer": "Here.", "documents": ["It is here."]}))
+    return EvalOptions(data, "jsonl", parse_arms(["reuse"], None, settings), rows=tmp_path / "rows.jsonl")
+
+
+@pytest.fixture
+def config(settings: Settings, options: EvalOptions) -> dict[str, Any]:
+    """What a run leaves in its file at once."""
+    assert options.rows
+    with pytest.raises(ModelError):
+        run_eval(settings, options, SILENT)
+    found = json.loads(options.rows.read_text())["config"]
+    options.rows.unlink()
+    return dict(found)
+
+
+@pytest.mark.parametrize("name", DEPENDED_ON)
+def test_samples_made_by_something_else_are_not_gone_on_with(
+    name: str, config: dict[str, Any], settings: Settings, options: EvalOptions
+) -> None:
+    assert options.rows
+    with SampleLog.open(options.rows, config | {name: "another"}):
+        pass
+    said = rf'\({name} was "another", is .*\): name another file, or delete this one to start again'
+    with pytest.raises(ConfigError, match=said):
+        run_eval(settings, options, SILENT)
+
+
+def test_version_of_the_engine_is_known(config: dict[str, Any]) -> None:
+    assert config["vllm"] and config["blendrag"] and "commit" in config

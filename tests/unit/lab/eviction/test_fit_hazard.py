@@ -26,8 +26,7 @@ def ask(at: float, keys: str, answer: int = 0, **more: object) -> Request:
 
 
 def column(uses: Uses, name: str) -> list[float]:
-    values: list[float] = uses.features[:, FEATURES.index(name)].tolist()
-    return values
+    return uses.features[:, FEATURES.index(name)].tolist()
 
 
 def test_uses_are_told_of_when_they_happen_and_in_their_order() -> None:
@@ -166,8 +165,7 @@ def turning(seed: int) -> RequestTrace:
 
 def windows(outcome: ReplayOutcome) -> NDArray[np.float64]:
     """Hit ratios of ten parts of what comes after the part that was learned from."""
-    share: NDArray[np.float64] = outcome.found[LEARNED:].reshape(10, -1).mean(axis=1)
-    return share
+    return outcome.found[LEARNED:].reshape(10, -1).mean(axis=1)
 
 
 @pytest.mark.parametrize("seed", range(2))

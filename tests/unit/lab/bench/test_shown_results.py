@@ -1,8 +1,9 @@
-"""``bench load`` and ``bench tree``: what they print and draw."""
+"""What ``bench load``, ``bench tree`` and their options print and draw."""
 
 from __future__ import annotations
 
 import json
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,16 +11,24 @@ from typing import Any
 import pytest
 
 from blendrag.lab.bench.beside import Beside, BesideResults
+from blendrag.lab.bench.decode import ARMS, MEASURES, DecodeResults
 from blendrag.lab.bench.load import LoadResults
 from blendrag.lab.bench.open_loop import Alone, LoadArm, Run
+from blendrag.lab.bench.speculate import (
+    ACCEPTED,
+    SpeculateOptions,
+    SpeculateResults,
+    Waited,
+    _trials,
+)
 from blendrag.lab.bench.tree import Compared, TreeResults
-from blendrag.lab.bootstrap import Interval
-from blendrag.lab.options import BesideOptions, LoadOptions, TreeOptions
+from blendrag.lab.bootstrap import Interval, difference
+from blendrag.lab.options import BesideOptions, DecodeOptions, LoadOptions, TreeOptions
 from blendrag.lab.results import Setup
 from blendrag.lab.statistics import Percentiles, Spread
 from blendrag.settings import Settings
 from paper_machine import MACHINE
-from shown import Case, check_case
+from shown import Case, check_case, check_table
 
 
 def setup(options: Any) -> Setup[Any]:
@@ -97,3 +106,45 @@ def test_json_has_the_fields_that_are_promised() -> None:
     assert list(beside) == ["conditions", "trace", "machine", "config"]
     assert beside["conditions"]["alone"]["arrival_ms"] is None
     assert set(beside["conditions"]["full"]["short_ratio"]) == {"median", "p10", "p90"}
+
+
+# -- ``bench load --kv-budget`` -------------------------------------------------------------------------
+
+
+def test_every_arm_is_shown_with_its_numbers() -> None:
+    own, ratio = (2.5, 0.48, 0.031, 0.068), (1.01, 1.1, 0.55, 0.07)
+    numbers = dict(zip(MEASURES, own, strict=True))
+    numbers |= {f"ratio_{name}": number for name, number in zip(MEASURES, ratio, strict=True)}
+    rows = {
+        (arm, count): {name: spread(n * number) for name, number in numbers.items()}
+        for count in (1, 8)
+        for n, arm in enumerate(ARMS, start=1)
+    }
+    results = DecodeResults(rows, 497, 219, setup(DecodeOptions(512)))
+    shown = (*ARMS, "2,500", "5,000", "960", "93.0", "6.8%", "497 tokens a head", "1,571")
+    check_table(results.show, *shown)
+    assert len(json.loads(json.dumps(results.to_dict()))["rows"]) == 6
+
+
+# -- ``bench ttft --speculate`` -------------------------------------------------------------------------
+
+
+def waited(wait_s: float) -> Waited:
+    saved = {0.0: -0.02, 0.5: 0.4, 1.0: 0.9}
+    return Waited(wait_s, 1.0, {share: difference([2.0] * 3, [2.0 - s] * 3) for share, s in saved.items()})
+
+
+def test_stated_share_of_lists_comes_true_and_a_wrong_list_is_another() -> None:
+    trials = _trials([f"text {at}" for at in range(24)], random.Random(0), 6, 17)
+    for share in ACCEPTED:
+        assert sum(trial.comes[share] for trial in trials[1:]) == share * 16
+    for trial in trials:
+        assert trial.final != trial.other
+        assert sorted(trial.final.split("\n\n")) == sorted(trial.other.split("\n\n"))
+
+
+def test_results_are_shown_and_are_json() -> None:
+    results = SpeculateResults((waited(2.0),), setup=setup(SpeculateOptions()))
+    check_table(results.show, "-2%", "90%", "400 ms", "A CPU [model]")
+    (wait,) = json.loads(json.dumps(results.to_dict()))["waits"]
+    assert wait["saved_s"]["1.0"]["mean"] == pytest.approx(0.9)
