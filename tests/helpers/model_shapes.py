@@ -16,6 +16,7 @@ import pytest
 
 from blendrag.lab.doctor import DoctorReport
 from blendrag.settings import Settings
+from mistral_format import as_mistral
 from places import DOCS
 
 UPDATE = "UPDATE_MODELS"
@@ -46,7 +47,8 @@ class Shape:
     """title: the models that have it. config: transformers' class, with ``options`` over small sizes.
     reason: part of why it is not blended; None: it is. answers: whether it does on the CPU build of vLLM.
     always: whether every run of the tests has it. reader: of one that reads images, too, the class of the
-    whole configuration, and the rest of it."""
+    whole configuration, and the rest of it. mistral: the same of one in Mistral's own format, which is
+    DeepSeek V3 in other words."""
 
     title: str
     config: str
@@ -55,6 +57,7 @@ class Shape:
     answers: bool = True
     always: bool = False
     reader: tuple[str, Mapping[str, Any]] | None = None
+    mistral: Mapping[str, Any] | None = None
 
     def __str__(self) -> str:
         return self.title
@@ -85,6 +88,8 @@ class Shape:
                 weights.data = weights.data.transpose(1, 2).contiguous()
         model.to(torch.bfloat16).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+        if self.mistral is not None:
+            as_mistral(folder, self.mistral)
         # The backend of latents that every processor has; others ignore it.
         arguments: dict[str, Any] = {"attention_backend": "CPU_MLA"} if "kv_lora_rank" in self.options else {}
         if any("mamba" in name for name in self.options):  # vLLM's CPU build ends with longer prompts, else
@@ -431,6 +436,12 @@ SHAPES = (
     Shape("DeepSeek V2", "DeepseekV2Config", {"topk_method": "greedy", **_LATENT}),
     Shape("DeepSeek V3, R1, Kimi K2", "DeepseekV3Config", {"topk_method": "noaux_tc", **_LATENT}),
     Shape("GLM 4.7 Flash", "Glm4MoeLiteConfig", _LATENT),
+    Shape(
+        "Mistral Small 4, Mistral Large 3",
+        "DeepseekV3Config",
+        {**_LATENT, "topk_method": "noaux_tc", "q_lora_rank": 64, "qk_nope_head_dim": 64, "v_head_dim": 128},
+        mistral=_PIXTRAL,
+    ),
     Shape(
         "Jamba",
         "JambaConfig",
