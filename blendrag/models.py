@@ -15,7 +15,7 @@ import os
 import random
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from importlib.util import find_spec
@@ -45,8 +45,21 @@ ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetens
 
 
 def model_window(model: Path) -> int | None:
-    """Return how many tokens the longest prompt has that a model's ``config.json`` promises."""
-    return _text_config(model).get("max_position_embeddings")
+    """Return how many tokens the longest prompt has that an engine takes which is told none, by a model's
+    ``config.json``."""
+    config = _text_config(model)
+    window = config.get("max_position_embeddings")
+    return window if first_window(config) is None else config.get("original_max_position_embeddings", window)
+
+
+def first_window(config: Mapping[str, Any]) -> int | None:
+    """Return up to which window a model with this configuration has the first of its two kinds of angles
+    (LongRoPE); None if it has one. vLLM takes the second for all prompts where an engine's window is more."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if rope.get("rope_type", rope.get("type")) not in ("longrope", "su"):
+        return None
+    name = "original_max_position_embeddings"
+    return rope.get(name) or config.get(name)
 
 
 def attention_heads(model: Path) -> int | None:

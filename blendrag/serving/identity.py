@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import xxhash
 
 from blendrag.adapter import adapter_for
 from blendrag.errors import ModelError
-from blendrag.models import load_tokenizer, model_digest
+from blendrag.models import first_window, load_tokenizer, model_digest, model_window
 from blendrag.prompt import shared_prefix, start_prefix
 from blendrag.settings import AUTO_CODEC, Settings
 from blendrag.store.catalogue import Catalogue
@@ -58,6 +59,10 @@ def kv_identity(
         adapter = adapter_for(model_path, settings.lora)
         name += f" with {settings.lora}"
         weights = xxhash.xxh3_128_hexdigest((weights + adapter.digest).encode())
+    window = settings.max_model_len or model_window(model_path) or 0
+    if window > (first_window(config) or math.inf):
+        name += " with the angles of its longer window"
+        weights = xxhash.xxh3_128_hexdigest(f"{weights} long".encode())
     return KVIdentity(
         model=name,
         weights=weights,

@@ -21,14 +21,14 @@ from workbench import CHUNK_TOKENS, Bench, Prompt, distance
 pytestmark = [pytest.mark.own_engine, pytest.mark.nightly]
 
 TEXT = Sampling(max_tokens=8, logprobs=20, other={"ignore_eos": True})
-KINDS = ["Gemma 3", "gpt-oss", "Mistral 0.1", "Gemma 4", "Gemma 4 E2B, E4B"]
+KINDS = ["Gemma 3", "gpt-oss", "Mistral 0.1", "Gemma 4 without images", "Gemma 4 E2B, E4B"]
 STEP = 256  # tokens that a step computes at most
 CLOSE = 1e-4  # float32, two orders of the same sums
 
 
 def settings_of(title: str, folder: Path, tokenizer: Any, **arguments: Any) -> Settings:
     (shape,) = (each for each in SHAPES if each.title == title)
-    made = shape.settings(folder, tokenizer)
+    made = replace(shape, reader=None).settings(folder, tokenizer)  # texts alone
     arguments = {**made.engine_args, "max_num_batched_tokens": STEP, **arguments}
     return made.model_copy(update={"dtype": "float32", "max_model_len": 2048, "engine_args": arguments})
 

@@ -16,6 +16,7 @@ import pytest
 
 from blendrag.lab.doctor import DoctorReport
 from blendrag.settings import Settings
+from mistral_format import as_mistral
 from places import DOCS
 
 UPDATE = "UPDATE_MODELS"
@@ -46,7 +47,8 @@ class Shape:
     """title: the models that have it. config: transformers' class, with ``options`` over small sizes.
     reason: part of why it is not blended; None: it is. answers: whether it does on the CPU build of vLLM.
     always: whether every run of the tests has it. reader: of one that reads images, too, the class of the
-    whole configuration, and the rest of it."""
+    whole configuration, and the rest of it. mistral: the same of one in Mistral's own format, which is
+    DeepSeek V3 in other words."""
 
     title: str
     config: str
@@ -55,6 +57,7 @@ class Shape:
     answers: bool = True
     always: bool = False
     reader: tuple[str, Mapping[str, Any]] | None = None
+    mistral: Mapping[str, Any] | None = None
 
     def __str__(self) -> str:
         return self.title
@@ -80,8 +83,13 @@ class Shape:
                     model.get_decoder().norm.weight += grow - 1  # of weights around 1, or those around 0
                 else:
                     model.get_output_embeddings().weight *= grow
+        for name, weights in model.named_parameters():
+            if self.title == "Qwen 3 VL MoE" and ".experts." in name:  # published with its axes exchanged
+                weights.data = weights.data.transpose(1, 2).contiguous()
         model.to(torch.bfloat16).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+        if self.mistral is not None:
+            as_mistral(folder, self.mistral)
         # The backend of latents that every processor has; others ignore it.
         arguments: dict[str, Any] = {"attention_backend": "CPU_MLA"} if "kv_lora_rank" in self.options else {}
         if any("mamba" in name for name in self.options):  # vLLM's CPU build ends with longer prompts, else
@@ -185,14 +193,37 @@ _LLAMA4_VISION = {
     "vision_output_dim": 64,
 }
 _DYNAMIC_ROPE = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
+_HUNYUAN_ROPE = {"rope_type": "dynamic", "alpha": 1000.0, "factor": 1.0, "rope_theta": 10000.0}
 _LONG_ROPE = {
     "rope_type": "longrope",
     "rope_theta": 10000.0,
-    "short_factor": [1.0] * 16,
-    "long_factor": [2.0] * 16,
-    "original_max_position_embeddings": 1024,
+    "short_factor": [1.0] * 12,
+    "long_factor": [2.0] * 12,
+    "original_max_position_embeddings": 512,  # fewer than the engine's window
+    "partial_rotary_factor": 0.75,
 }
 _GEMMA = {**_WINDOWS, "query_pre_attn_scalar": 32, "tie_word_embeddings": True}
+_GLM_ROPE = {**_ROPE, "partial_rotary_factor": 0.5, "mrope_section": [2, 3, 3]}
+_GLM_SIGNS = {"image_token_id": 7, "video_token_id": 8, "image_start_token_id": 5, "image_end_token_id": 6}
+_GEMMA4 = {
+    **_WINDOWS,
+    "layer_types": _MOSTLY_WINDOWS,
+    "global_head_dim": 64,
+    "num_kv_shared_layers": 0,
+    "hidden_size_per_layer_input": 0,
+    "final_logit_softcapping": 30.0,
+    "tie_word_embeddings": True,
+    "pad_token_id": 0,
+}
+_GEMMA4_SHARED_KEYS = {
+    **_GEMMA4,
+    "num_key_value_heads": 4,
+    "num_global_key_value_heads": 2,
+    "attention_k_eq_v": True,
+    "use_bidirectional_attention": "vision",
+}
+_GEMMA4_READER = "Gemma4Config", {"vision_config": {**_VISION, "head_dim": 16, "num_key_value_heads": 4}}
+_GEMMA4_AUDIO = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "output_proj_dims": 64}
 _LATENT = {
     # Sizes that vLLM's CPU build computes; its RoPE of other types is wrong for them.
     "q_lora_rank": None,
@@ -220,12 +251,49 @@ SHAPES = (
     Shape("Qwen 2, Qwen 2.5", "Qwen2Config"),
     Shape("Qwen 3", "Qwen3Config", always=True),
     Shape("Phi 3, Phi 4", "Phi3Config", {"sliding_window": None}),
+    Shape(
+        "Phi 3 128K, Phi 3.5, Phi 4 mini",
+        "Phi3Config",
+        {"sliding_window": None, "original_max_position_embeddings": 512, "rope_parameters": _LONG_ROPE},
+    ),
+    Shape("Llama with dynamic NTK", "LlamaConfig", {"rope_parameters": _DYNAMIC_ROPE}),
     Shape("Mixtral", "MixtralConfig", {"sliding_window": None, **_EXPERTS}),
     Shape("Qwen 3 MoE", "Qwen3MoeConfig", {"decoder_sparse_step": 1, **_EXPERTS}),
     Shape("OLMoE", "OlmoeConfig", _EXPERTS),
     Shape("Granite 3", "GraniteConfig", {"residual_multiplier": 0.3, "embedding_multiplier": 6.0}),
     Shape("GLM 4 0414", "Glm4Config"),
     Shape("GLM 4.5", "Glm4MoeConfig", {"n_routed_experts": 4, "first_k_dense_replace": 1, **_EXPERTS}),
+    Shape(
+        "MiniMax M2",
+        "MiniMaxM2Config",
+        {
+            **_EXPERTS,
+            "intermediate_size": 64,
+            "rope_parameters": {**_ROPE, "partial_rotary_factor": 0.5},
+            "rotary_dim": 16,
+            "use_routing_bias": True,
+            "scoring_func": "softmax",  # its own, sigmoid without groups, is not in vLLM's CPU build
+        },
+    ),
+    Shape("ERNIE 4.5", "Ernie4_5Config"),
+    Shape(
+        "ERNIE 4.5 MoE",
+        "Ernie4_5_MoeConfig",
+        {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 64, "moe_num_shared_experts": 1},
+    ),
+    Shape("Apertus", "ApertusConfig", {"rope_parameters": _LLAMA3_ROPE, "hidden_act": "xielu"}),
+    Shape(
+        "HunYuan MoE",
+        "HunYuanMoEV1Config",
+        {"num_experts": 4, "moe_topk": 2, "rope_parameters": _HUNYUAN_ROPE},
+    ),
+    Shape("Qwen 1.5 MoE, Qwen 2 MoE", "Qwen2MoeConfig", {"shared_expert_intermediate_size": 64, **_EXPERTS}),
+    Shape(
+        "Granite 3 MoE",
+        "GraniteMoeConfig",
+        # Of more experts than it uses, random ones are chosen otherwise where K is rounded otherwise.
+        {"num_local_experts": 2, "num_experts_per_tok": 2, "residual_multiplier": 0.3},
+    ),
     Shape("Gemma 2", "Gemma2Config", _GEMMA, always=True),
     Shape("Gemma 3", "Gemma3TextConfig", {"sliding_window_pattern": 2, **_GEMMA}),
     Shape("gpt-oss", "GptOssConfig", {**_WINDOWS, **_EXPERTS}, always=True),
@@ -239,7 +307,7 @@ SHAPES = (
     Shape("Seed OSS", "SeedOssConfig"),
     Shape("StarCoder 2", "Starcoder2Config", {"sliding_window": None}),
     Shape("Arcee", "ArceeConfig"),
-    Shape("HunYuan", "HunYuanDenseV1Config"),
+    Shape("HunYuan", "HunYuanDenseV1Config", {"rope_parameters": _HUNYUAN_ROPE}),
     Shape("Helium", "HeliumConfig"),
     Shape("GPT-NeoX, Pythia", "GPTNeoXConfig", {"num_key_value_heads": 4, "initializer_range": 0.2}),
     Shape("StableLM", "StableLmConfig"),
@@ -294,55 +362,86 @@ SHAPES = (
         ),
     ),
     Shape(
+        "Qwen 3 VL MoE",
+        "Qwen3VLMoeTextConfig",
+        {
+            "rope_parameters": {**_ROPE, "mrope_section": [6, 5, 5], "mrope_interleaved": True},
+            "decoder_sparse_step": 1,
+            "norm_topk_prob": True,
+            **_EXPERTS,
+        },
+        reader=("Qwen3VLMoeConfig", {"vision_config": _QWEN_VISION, **_SIGNS}),
+    ),
+    Shape(
+        "GLM 4.1V, 4.6V Flash",
+        "Glm4vTextConfig",
+        {"rope_parameters": _GLM_ROPE},
+        reader=("Glm4vConfig", {"vision_config": _QWEN_VISION, **_GLM_SIGNS}),
+    ),
+    Shape(
+        "GLM 4.5V, 4.6V",
+        "Glm4vMoeTextConfig",
+        {
+            "rope_parameters": _GLM_ROPE,
+            "n_routed_experts": 4,
+            "first_k_dense_replace": 1,
+            "use_qk_norm": False,
+            **_EXPERTS,
+        },
+        reader=("Glm4vMoeConfig", {"vision_config": _QWEN_VISION, **_GLM_SIGNS}),
+    ),
+    Shape(
+        "InternVL 3, 3.5 of transformers",
+        "Qwen3Config",
+        reader=(
+            "InternVLConfig",
+            {"vision_config": {**_VISION, "image_size": [56, 56]}, "image_token_id": 7},
+        ),
+    ),
+    Shape(
         "Llama 4 with images",
         "Llama4TextConfig",
         {"attention_chunk_size": 128, **_LLAMA4},
         reader=("Llama4Config", {"vision_config": _LLAMA4_VISION}),
     ),
     Shape("EXAONE 4", "Exaone4Config", {"sliding_window_pattern": 4, **_WINDOWS}),
+    Shape("Gemma 4 31B", "Gemma4TextConfig", _GEMMA4_SHARED_KEYS, reader=_GEMMA4_READER),
     Shape(
-        "Gemma 4",
-        "Gemma4TextConfig",
-        {"global_head_dim": 64, "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0, **_WINDOWS},
-    ),
-    Shape(
-        "Gemma 4 26B, 31B",
+        "Gemma 4 26B",
         "Gemma4TextConfig",
         {
-            "global_head_dim": 64,
-            "num_key_value_heads": 4,
-            "num_global_key_value_heads": 2,
-            "attention_k_eq_v": True,
-            "num_kv_shared_layers": 0,
-            "hidden_size_per_layer_input": 0,
-            **_WINDOWS,
+            **_GEMMA4_SHARED_KEYS,
+            "enable_moe_block": True,
+            "num_experts": 4,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 64,
         },
+        reader=_GEMMA4_READER,
     ),
     Shape(
         "Gemma 4 E2B, E4B",
         "Gemma4TextConfig",
         {
-            "global_head_dim": 64,
+            **_GEMMA4,
             "num_hidden_layers": 6,
             "num_kv_shared_layers": 2,
             "layer_types": ["sliding_attention", "full_attention"] * 3,
             "hidden_size_per_layer_input": 32,  # gelu rounds the last of an odd count of 16 otherwise
-            **_WINDOWS,
+            "use_double_wide_mlp": True,
         },
         always=True,
+        reader=("Gemma4Config", {**_GEMMA4_READER[1], "audio_config": _GEMMA4_AUDIO}),
     ),
-    Shape(
-        "dynamic NTK", "LlamaConfig", {"rope_parameters": _DYNAMIC_ROPE}, "DynamicNTKScalingRotaryEmbedding"
-    ),
-    Shape(
-        "Phi 3 128K, LongRoPE",
-        "Phi3Config",
-        {"sliding_window": None, "rope_parameters": _LONG_ROPE},
-        "Phi3LongRoPEScaledRotaryEmbedding",
-    ),
+    Shape("Gemma 4 without images", "Gemma4TextConfig", _GEMMA4),
     Shape("DeepSeek V2", "DeepseekV2Config", {"topk_method": "greedy", **_LATENT}),
     Shape("DeepSeek V3, R1, Kimi K2", "DeepseekV3Config", {"topk_method": "noaux_tc", **_LATENT}),
     Shape("GLM 4.7 Flash", "Glm4MoeLiteConfig", _LATENT),
+    Shape(
+        "Mistral Small 4, Mistral Large 3",
+        "DeepseekV3Config",
+        {**_LATENT, "topk_method": "noaux_tc", "q_lora_rank": 64, "qk_nope_head_dim": 64, "v_head_dim": 128},
+        mistral=_PIXTRAL,
+    ),
     Shape(
         "Jamba",
         "JambaConfig",
@@ -397,6 +496,18 @@ SHAPES = (
             "n_groups": 2,
             "chunk_size": 64,
         },
+        _NO_ATTENTION,
+    ),
+    Shape(
+        "LFM 2",
+        "Lfm2Config",
+        {"layer_types": ["conv", "full_attention"] * 2, "conv_L_cache": 3, "conv_dim": 128, "block_dim": 128},
+        _NO_ATTENTION,
+    ),
+    Shape(
+        "LFM 2 MoE",
+        "Lfm2MoeConfig",
+        {"layer_types": ["conv", "full_attention"] * 2, "conv_L_cache": 3, "num_dense_layers": 1, **_EXPERTS},
         _NO_ATTENTION,
     ),
     Shape("Mamba 2", "Mamba2Config", {"num_heads": 8, "state_size": 16}, "model.layers", answers=False),

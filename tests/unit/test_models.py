@@ -21,9 +21,11 @@ from blendrag.models import (
     DEFAULT_MODEL,
     load_tokenizer,
     model_digest,
+    model_window,
     resolve_embedder,
     resolve_model,
 )
+from blendrag.serving.identity import kv_identity
 from blendrag.settings import Settings
 from closed import flip
 
@@ -235,3 +237,29 @@ def test_cut_weights_are_reported_and_not_digested(tmp_path: Path, keep: int) ->
     weights.write_bytes(weights.read_bytes()[:keep])
     with pytest.raises(ModelNotFoundError, match=r"model\.safetensors"):
         model_digest(weights.parent)
+
+
+@pytest.mark.parametrize(
+    ("rope", "others", "window"),
+    [
+        ({"rope_parameters": {"rope_type": "longrope"}}, {"original_max_position_embeddings": 4096}, 4096),
+        ({"rope_scaling": {"type": "su"}}, {"original_max_position_embeddings": 4096}, 4096),
+        (
+            {"rope_scaling": {"rope_type": "longrope", "original_max_position_embeddings": 4096}},
+            {},
+            131072,
+        ),
+    ],
+)
+def test_kv_of_long_rope_is_told_apart_by_the_angles_that_vllm_takes_for_the_window(
+    tmp_path: Path, rope: dict[str, Any], others: dict[str, Any], window: int
+) -> None:
+    sizes = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2, "hidden_size": 64}
+    folder = make_model(tmp_path / "model", **sizes, **rope, **others, max_position_embeddings=131072)
+    assert model_window(folder) == window
+
+    def identity(window: int | None) -> str:
+        return kv_identity(Settings.load(model=str(folder), max_model_len=window), folder).digest()
+
+    assert identity(2048) == identity(4096) != identity(4097) == identity(131072)
+    assert identity(None) == identity(window)

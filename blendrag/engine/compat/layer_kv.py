@@ -11,6 +11,9 @@ from torch.nn.functional import pad
 from vllm.model_executor.layers.attention.mla_attention import MLAAttention
 from vllm.model_executor.layers.rotary_embedding.deepseek_scaling_rope import DeepseekScalingRotaryEmbedding
 from vllm.model_executor.layers.rotary_embedding.mrope import MRotaryEmbedding
+from vllm.model_executor.layers.rotary_embedding.phi3_long_rope_scaled_rope import (
+    Phi3LongRoPEScaledRotaryEmbedding,
+)
 
 from blendrag.engine.compat.rope import rotated
 from blendrag.store.identity import HeadShape, common_shape, latent_shape
@@ -62,7 +65,7 @@ class LayerKV:
         if isinstance(rotary, DeepseekScalingRotaryEmbedding):  # of heads, and no Q without K
             heads = keys.view(len(keys), -1, rotary.head_size)
             return rotary(positions, heads[:, :1].clone(), heads)[1].view(keys.shape)
-        if isinstance(rotary, MRotaryEmbedding):  # no Q without K
+        if isinstance(rotary, MRotaryEmbedding | Phi3LongRoPEScaledRotaryEmbedding):  # no Q without K
             return rotary(positions, keys[:, : rotary.head_size].clone(), keys)[1]
         return rotated(rotary, positions, keys)[0]
 

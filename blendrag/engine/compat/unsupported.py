@@ -30,7 +30,8 @@ from blendrag.engine.compat.platform import FP8_KV, PLAIN_KV, is_cpu
 from blendrag.engine.compat.states import CAN_FAIL
 from blendrag.store.identity import kv_shape, sharing_layers
 
-# RoPE types whose angle is a function of the position alone.
+# RoPE types whose angle is a function of the position alone. Of those that others change with the prompt's
+# length (dynamic NTK, LongRoPE), vLLM has one kind of angles for an engine.
 _STATIC_ROPES = frozenset(
     {
         "RotaryEmbedding",
@@ -38,6 +39,9 @@ _STATIC_ROPES = frozenset(
         "LinearScalingRotaryEmbedding",
         "YaRNScalingRotaryEmbedding",
         "NTKScalingRotaryEmbedding",
+        "DynamicNTKScalingRotaryEmbedding",
+        "DynamicNTKAlphaRotaryEmbedding",
+        "Phi3LongRoPEScaledRotaryEmbedding",
         "Gemma4RotaryEmbedding",
         "DeepseekScalingRotaryEmbedding",
         # Those for images and text. A text's tokens have the same position three times.
@@ -46,7 +50,7 @@ _STATIC_ROPES = frozenset(
     }
 )
 
-# Types of RoPE in a configuration whose angles change with the prompt's length.
+# Types of RoPE whose angles transformers' own code changes behind the window of their first ones.
 _MOVING_ROPES = frozenset({"dynamic", "longrope"})
 
 # How layers are kept where some are kept otherwise than others.
@@ -90,11 +94,18 @@ def unsupported_reason(vllm_config: Any, runner: Any, model: Any) -> str | None:
 
 
 def _moving_rope(vllm_config: Any) -> str | None:
-    """Return the type of a model's RoPE, of one layer type or of all, if it changes with a prompt's
-    length."""
-    given = getattr(vllm_config.model_config.hf_text_config, "rope_parameters", None) or {}
-    kinds = (one.get("rope_type") for one in (given, *given.values()) if isinstance(one, dict))
-    return next((kind for kind in kinds if kind in _MOVING_ROPES), None)
+    """Return the type of RoPE, of one layer type or of all, of a model of transformers' if it changes with a
+    prompt's length, in a window as long as the engine's."""
+    model = vllm_config.model_config
+    given = getattr(model.hf_text_config, "rope_parameters", None) or {}
+    for rope in (given, *given.values()):
+        if isinstance(rope, dict) and (kind := rope.get("rope_type")) in _MOVING_ROPES:
+            first = (
+                rope.get("original_max_position_embeddings") or model.hf_text_config.max_position_embeddings
+            )
+            if model.max_model_len > first:
+                return str(kind)
+    return None
 
 
 def _splits_blocks(group: Any) -> bool:

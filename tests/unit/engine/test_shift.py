@@ -38,6 +38,15 @@ ROPES = {
             "original_max_position_embeddings": 2048,
         }
     },
+    "two kinds of angles": {
+        "rope_parameters": {
+            "rope_theta": 1e4,
+            "rope_type": "longrope",
+            "short_factor": [1.0] * 32,
+            "long_factor": [2.0] * 32,
+            "original_max_position_embeddings": 2048,
+        }
+    },
 }
 
 
@@ -64,7 +73,9 @@ def blended(model: LoadedModel, root: Path, options: BlendOptions) -> tuple[list
 def test_k_is_turned_back_whatever_the_rope(
     rope: dict[str, Any], dtype: torch.dtype, tolerance: float
 ) -> None:
-    with set_current_vllm_config(VllmConfig()):
+    config: Any = VllmConfig()
+    config.model_config = SimpleNamespace(max_model_len=8192)
+    with set_current_vllm_config(config):
         module = get_rope(
             64, max_position=8192, dtype=dtype, **({"rope_parameters": {"rope_theta": 1e4}} | rope)
         )

@@ -13,6 +13,7 @@ from vllm.config import ParallelConfig, set_current_vllm_config
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.layers.attention.attention import Attention
 from vllm.model_executor.layers.rotary_embedding import get_rope
+from vllm.model_executor.models.transformers import TransformersForCausalLM
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheSpec,
@@ -25,6 +26,12 @@ from blendrag.engine.compat.unsupported import unsupported_reason
 
 HEADS, SIZE = 3, 64  # as in the config.json of the model that the configurations are made for
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+LONG_ROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0] * (SIZE // 2),
+    "long_factor": [2.0] * (SIZE // 2),
+    "original_max_position_embeddings": 256,  # of a window of 512
+}
 FULL = FullAttentionSpec(block_size=128, num_kv_heads=HEADS, head_size=SIZE, dtype=torch.float32)
 WINDOW = SlidingWindowSpec(
     block_size=128, num_kv_heads=HEADS, head_size=SIZE, dtype=torch.float32, sliding_window=64
@@ -138,9 +145,41 @@ def test_layers_share_kv_where_only_the_last_ones_do_as_their_configuration_says
     assert (said in (found or "")) if said else found is None
 
 
-def test_key_whose_angle_hangs_on_the_length_of_the_prompt_is_refused(model_dir: Path) -> None:
-    dynamic = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
-    assert "DynamicNTKScalingRotaryEmbedding" in (reason(config(model_dir), rope=dynamic) or "")
+@pytest.mark.parametrize(
+    ("rope", "refused"),
+    [
+        ({"rope_type": "dynamic", "factor": 4.0}, False),
+        ({"rope_type": "dynamic", "alpha": 1000.0}, False),
+        (LONG_ROPE, False),
+        ({"rope_type": "bailing_mrope", "mrope_section": [8, 12, 12]}, True),
+    ],
+)
+def test_rope_is_taken_where_its_angles_hang_on_the_position_alone(
+    model_dir: Path, rope: dict[str, Any], refused: bool
+) -> None:
+    assert ("RoPE type" in (reason(config(model_dir), rope=rope) or "")) is refused
+
+
+@pytest.mark.parametrize(
+    ("rope", "trained", "refused"),
+    [
+        ({"rope_type": "dynamic", "factor": 4.0}, 512, False),
+        ({"rope_type": "dynamic", "factor": 4.0}, 256, True),
+        ({**LONG_ROPE, "original_max_position_embeddings": 512}, 2048, False),
+        (LONG_ROPE, 2048, True),
+    ],
+)
+def test_model_of_transformers_is_taken_up_to_the_window_of_its_first_angles(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch, rope: dict[str, Any], trained: int, refused: bool
+) -> None:
+    made = config(model_dir)
+    text = made.model_config.hf_text_config
+    monkeypatch.setattr(text, "rope_parameters", rope)
+    monkeypatch.setattr(text, "max_position_embeddings", trained)
+    of_transformers = type("Model", (SimpleNamespace,), {"__module__": TransformersForCausalLM.__module__})
+    model = of_transformers(model=SimpleNamespace(layers=[attention_layer(made)]))
+    found = unsupported_reason(made, runner(FULL, 128), model)
+    assert found == (f"RoPE type {rope['rope_type']} changes with the prompt's length" if refused else None)
 
 
 @pytest.mark.parametrize("can_fail", [True, False])
