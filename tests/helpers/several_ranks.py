@@ -176,7 +176,8 @@ def opens_alone(ranks: Ranks) -> list[str]:
     root, opened, open_reader = tempfile.mkdtemp(), list[str](), KVReader.open
     root = ranks.choose(root)
     identity = KVIdentity("tiny", "weights-1", "bfloat16", num_layers=2, num_kv_heads=HEADS, head_size=4)
-    model = SimpleNamespace(ranks=ranks, decoder=SimpleNamespace(dtype=torch.bfloat16), cache=None)
+    decoder, cache = SimpleNamespace(dtype=torch.bfloat16), SimpleNamespace(with_drafts=None)
+    model = SimpleNamespace(ranks=ranks, decoder=decoder, cache=cache)
     plane = DataPlane(model)  # type: ignore[arg-type]
     for fails in (True, False):
         KVReader.open = _out_of_files if fails else open_reader  # type: ignore[method-assign, assignment]

@@ -88,7 +88,7 @@ def small_model(
             group.layer_names.append(attention.layer_name)
         for group in groups.values():
             group.create_metadata_builders(config, CPU)
-    runner: Any = SimpleNamespace(attn_groups=[[group] for group in groups.values()])
+    runner: Any = SimpleNamespace(attn_groups=[[group] for group in groups.values()], vllm_config=config)
     return LoadedModel(decoder, PagedCache(decoder.attentions, runner, groups_of_runner(runner)))
 
 
