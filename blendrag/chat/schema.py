@@ -135,6 +135,8 @@ class Schemas:
         made = _without_idle(_mapped(kept, lambda _, inner: self._resolved(inner, resolver)))
         if isinstance(made.get("$ref"), str):
             made["$ref"] = f"#/$defs/{self._name(made['$ref'], resolver.lookup(made['$ref']))}"
+        if isinstance(made.get("propertyNames"), Mapping):
+            made = self._named(made)
         if made.get("format", "date") not in _FORMATS:
             del made["format"]
         for bound, sign in _LARGEST.items():
@@ -148,6 +150,19 @@ class Schemas:
             if most in made:
                 made[most] = min(made[most], max(made.get(least, 0), self._max_tokens))
         return made
+
+    def _named(self, schema: dict[str, Any]) -> dict[str, Any]:
+        """Return a schema with properties in place of an enumeration of their names, as of pydantic's
+        dictionaries; grammars know none."""
+        named = schema["propertyNames"]
+        named = self._definitions.get(str(named.get("$ref")).removeprefix("#/$defs/"), named)
+        names, more = named.get("enum", ()), named.keys() - {"description", "enum", "title", "type"}
+        if not names or more or "patternProperties" in schema or {*schema.get("required", ())} - {*names}:
+            return schema
+        known, others = schema.get("properties", {}), schema.get("additionalProperties", True)
+        made = {name: value for name, value in schema.items() if name != "propertyNames"}
+        made["properties"] = {name: known.get(name, others) for name in names if isinstance(name, str)}
+        return {**made, "additionalProperties": False}
 
     def _name(self, reference: str, found: Any) -> str:
         place = id(found.contents)

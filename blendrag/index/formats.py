@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import re
 import unicodedata
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
@@ -17,9 +18,9 @@ from blendrag.errors import BlendragError, needs
 from blendrag.index.text import Content, Unusable, decode
 
 if TYPE_CHECKING:
-    from pypdf import PdfReader
+    from pypdf import PageObject, PdfReader
 
-READER_VERSION = 5
+READER_VERSION = 6
 """The version of what the readers make of the same bytes: raise it with each change."""
 
 HEAD_BYTES = 1024
@@ -33,6 +34,24 @@ def read_text(data: bytes) -> Content:
     return Content(decode(data))
 
 
+def read_escaped(data: bytes) -> Content:
+    """Read data with the letters in place of the numbers that they may be written with; it means the same."""
+    return Content(_ESCAPED.sub(_letters, decode(data)))
+
+
+_ESCAPED = re.compile(r"\\\\|(?:\\u[0-9A-Fa-f]{4})+")
+
+
+def _letters(found: re.Match[str]) -> str:
+    numbers = [int(number, 16) for number in found[0].split("\\u")[1:]]
+    text = "".join(map(chr, numbers)).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    plain = numbers and min(numbers) >= 0xA0 and _BROKEN not in text  # of others, some mean something in JSON
+    return text if plain else found[0]
+
+
+_BROKEN = "\ufffd"
+
+
 def read_pdf(data: bytes) -> Content:
     """Return the text layer of a PDF, pages apart by a blank line. A scan without one is refused."""
     with needs("blendrag[index]"):
@@ -41,11 +60,26 @@ def read_pdf(data: bytes) -> Content:
     document = PdfReader(io.BytesIO(data))
     if document.is_encrypted and not document.decrypt(""):
         raise Unusable("encrypted PDF")
-    pages = [page.extract_text().translate(_LETTERS).strip() for page in document.pages]
+    pages = ["\n".join(_page(page)) for page in document.pages]
     text = "\n\n".join(filter(None, [*pages, "\n".join(_fields(document))]))
     if not text:
         raise Unusable("PDF without text (a scan has to go through OCR first)")
     return Content(text, {"pages": len(pages)})
+
+
+def _page(page: PageObject) -> Iterator[str]:
+    """Yield a page's text, then what was written on it, and where its links lead, which its text has not."""
+    text = page.extract_text().translate(_LETTERS).strip()
+    yield from filter(None, [text])
+    found = dict[str, None]()
+    with contextlib.suppress(Exception):  # pypdf fails in its own ways at what it does not know
+        for note in map(lambda one: one.get_object(), page.annotations or ()):
+            said = note.get("/Contents") if note.get("/Subtype") in _NOTES else None
+            found |= dict.fromkeys(str(one).strip() for one in (said, note.get("/A", {}).get("/URI")) if one)
+    yield from (one for one in found if one and one not in text)
+
+
+_NOTES = ("/FreeText", "/Text")
 
 
 def _fields(document: PdfReader) -> Iterator[str]:
@@ -95,6 +129,7 @@ _TEXT = (
 READERS: dict[str, Reader] = {
     **dict.fromkeys(_TEXT, read_text),
     **dict.fromkeys((".html", ".htm", ".xhtml"), read_html),
+    **dict.fromkeys((".json", ".jsonl", ".ndjson", ".properties"), read_escaped),
     ".pdf": read_pdf,
     **dict.fromkeys((".docx", ".pptx", ".xlsx", ".epub"), read_archive),
     **dict.fromkeys((".eml", ".mht", ".mhtml"), _refused("mail: save its text as .txt, its page as .html")),

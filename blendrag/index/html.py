@@ -14,6 +14,8 @@ from blendrag.index.text import Content, decode
 
 N = TypeVar("N", bound=Node)
 
+RAISED = re.compile(r"[\d+\u2212-]|\w\b")
+"""The beginning of an exponent or a note's number, not of the letters of "1st"."""
 _DECLARED = re.compile(rb"""<(?:meta|\?xml)\b[^<>]*?\b(?:charset|encoding)\s*=\s*["']?\s*([\w.:-]+)""", re.I)
 
 
@@ -52,7 +54,7 @@ _OPENING = re.compile(rf"<(?:(!--)|(!\[CDATA\[)|({_READ}|{_DROPPED})(?=[\s/>]))"
 _CLOSING = re.compile(rf"(--!?>)|(\]\]>)|</({_READ}|{_DROPPED})(?=[\s/>])", re.I)
 # Elements that a browser with scripts and frames does not show, but that have text of the page.
 _UNSEEN = re.compile(
-    r"<(/?)(?:frameset|noframes|noembed|plaintext|datalist|rp|template(?=[^<>]*\sshadowroot))(?=[\s/>])", re.I
+    r"<(/?)(?:frameset|noframes|noembed|plaintext|datalist|template(?=[^<>]*\sshadowroot))(?=[\s/>])", re.I
 )
 _ROUNDS = 4
 
@@ -106,7 +108,14 @@ def _parse(markup: str) -> Document:
 _BLOCKS = "center, fieldset, form, hgroup, search, legend, dialog, optgroup, option, marquee, noscript"
 _BOXES = ("button", "select", "textarea", "meter", "progress", "output", "object", "canvas", "audio", "video")
 _IN_DRAWINGS = ("text", "desc", "tspan", "foreignObject", "mi", "mn", "mo", "mtext", "annotation")
-_WITHOUT_TEXT = ("checkbox", "color", "file", "hidden", "image", "password", "radio", "range")  # inputs
+_TICKED = ("checkbox", "radio")  # inputs
+_WITHOUT_TEXT = ("color", "file", "hidden", "image", "password", "range")
+_PARTS = {
+    "msub": "_",
+    "msup": "^",
+    "msubsup": "_^",
+    "mfrac": "/",
+}  # of formulas: before the second, the third
 _UNSEEN_SIGNS = re.compile("[\u00a0\u00ad]")  # a blank, and where a word may be parted
 _LONGEST_DATA_URL = 100
 # No character of any text. It stands around code in a line, which would become HTML beside another backtick.
@@ -126,19 +135,27 @@ def _prepare(page: Document) -> None:
         place = menu.source_location
         menu.decompose() if place and place.end_tag else menu.unwrap()
     page.remove("iframe")
+    for group in page.select("optgroup[label]"):
+        group.insert(0, Text(f" {group.attr('label')} "))
     for block in page.select(_BLOCKS):
         block.tag = "div"
+    for formula in page.select("script[type^='math/']"):
+        formula.tag = "span"
     for sample in page.select("xmp, listing"):
         sample.tag = "pre"
     for picture in page.select("[src^='data:'], [href^='data:']"):
         for name in ("src", "href"):
             if len(picture.attr(name) or "") > _LONGEST_DATA_URL:
                 picture.attrs[name] = ""  # the picture itself, in letters
-    for field in page.select("input[value]"):
-        if (field.attr("type") or "").lower() not in _WITHOUT_TEXT:
-            field.insert_after(Text(f" {field.attr('value')} "))
+    for field in page.select("input"):
+        kind = (field.attr("type") or "").lower()
+        if kind in _TICKED:
+            field.insert_after(Text(" [x] " if "checked" in field.attrs else " [ ] "))
+        elif kind not in _WITHOUT_TEXT and (value := field.attr("value")):
+            field.insert_after(Text(f" {value} "))
     for numbered in page.select("ol[reversed]"):
         _count_down(numbered)
+    _write_signs(page)
     texts = (each for each in page.descendants if isinstance(each, Text))
     for text, code in _nearest([text for text in texts if _UNSEEN_SIGNS.search(text.data)], "pre"):
         if code is None:
@@ -151,6 +168,27 @@ def _prepare(page: Document) -> None:
     layout = {table for _, table in _nearest(page.select("pre, table") if tables else [], "table")}
     for table in tables:
         _unfold(table) if table in layout else _complete(table)
+
+
+def _write_signs(page: Document) -> None:
+    """Write signs where only the height of letters tells apart: 10 to the power of 2 is not 102."""
+    signed = {sign.parent for sign in page.select("rp")}
+    for reading in page.select("rt"):
+        if reading.parent not in signed:
+            reading.insert(0, Text("("))
+            reading.append(Text(")"))
+    for sign in page.select("rp"):
+        sign.tag = "span"  # the writer leaves the others out
+    for raised, code in _nearest(page.select("sup"), "pre"):
+        before = raised.previous_sibling
+        apart = before is None or (isinstance(before, Text) and before.data[-1:].isspace())
+        if code is None and not apart and RAISED.match(next(iter(raised.strings), "")):
+            raised.insert(0, Text("^"))
+    for name, signs in _PARTS.items():
+        for formula in page.select(name):
+            parts = [part for part in formula.children if isinstance(part, Element)]
+            for part, written in zip(parts[1:], signs, strict=False):
+                part.insert_before(Text(written))
 
 
 def _count_down(numbered: Element) -> None:

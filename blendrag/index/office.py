@@ -3,17 +3,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import posixpath
 import re
 import warnings
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
+from html import unescape
 from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import unquote
+from xml.etree import ElementTree
 
-from blendrag.index.html import markdown, markup
+from blendrag.index.html import RAISED, markdown, markup
 from blendrag.index.text import Content, Unusable
 
 if TYPE_CHECKING:
@@ -109,8 +112,8 @@ def _read_pptx(archive: zipfile.ZipFile) -> Content:
 def _slide(slide: Slide) -> Iterator[str]:
     _complete(slide)
     title = slide.shapes.title
-    if title is not None:
-        yield f"# {' '.join(title.text_frame.text.split())}"
+    if title is not None and (words := title.text_frame.text.split()):
+        yield f"# {' '.join(words)}"
     yield from _shapes(shape for shape in slide.shapes if shape != title)
     if slide.has_notes_slide and (notes := slide.notes_slide.notes_text_frame):
         yield _lines(notes.text)
@@ -132,6 +135,38 @@ def _complete(slide: Slide) -> None:
         run, leads_to = link.getparent().getparent(), slide.part.rels.get(link.rId)
         if leads_to is not None and leads_to.is_external:
             run.t.text = f"[{run.t.text}]({leads_to.target_ref})"
+    for run in tree.xpath(".//a:p/*/following-sibling::a:r[a:rPr/@baseline > 0]"):
+        if RAISED.match(run.t.text or ""):
+            run.t.text = f"^{run.t.text}"
+    for body in tree.xpath(".//*[a:p/a:pPr/a:buAutoNum]"):
+        _number(body)
+
+
+_NUMBERED = {
+    "alphaLc": "lowerLetter",
+    "alphaUc": "upperLetter",
+    "romanLc": "lowerRoman",
+    "romanUc": "upperRoman",
+}
+
+
+def _number(body: Any) -> None:
+    """Write before each paragraph of a shape the number that it is shown with, if there is one."""
+    from blendrag.index.word import formatted
+
+    counts: dict[int, int] = {}
+    for paragraph in body.xpath("a:p[.//a:t]"):
+        level = paragraph.pPr.lvl if paragraph.pPr is not None else 0
+        counts = {above: count for above, count in counts.items() if above <= level}
+        numbered = paragraph.xpath("a:pPr/a:buAutoNum")
+        if not numbered:
+            counts.pop(level, None)
+            continue
+        kind = numbered[0].get("type", "")
+        counts[level] = counts[level] + 1 if level in counts else int(numbered[0].get("startAt", 1))
+        number = formatted(counts[level], _NUMBERED.get(kind.partition("P")[0], "decimal"))
+        first = paragraph.add_r(f"{number}) " if kind.endswith(("ParenR", "ParenBoth")) else f"{number}. ")
+        paragraph.xpath("a:r|a:fld|a:br")[0].addprevious(first)
 
 
 def _shapes(shapes: Iterable[Any]) -> Iterator[str]:
@@ -140,8 +175,8 @@ def _shapes(shapes: Iterable[Any]) -> Iterator[str]:
             yield from _shapes(shape.shapes)
         elif getattr(shape, "has_table", False):
             yield _table([[cell.text for cell in row.cells] for row in shape.table.rows])
-        elif shape.has_text_frame:
-            yield _lines(shape.text_frame.text)
+        elif shape.has_text_frame and (text := shape.text_frame.text).strip():
+            yield _lines(text)
         elif description := shape._element.xpath("string(.//*[local-name()='cNvPr']/@descr)"):
             yield f"![{' '.join(description.split())}](<>)"
 
@@ -156,19 +191,76 @@ def _read_xlsx(archive: zipfile.ZipFile) -> Content:
 
     with warnings.catch_warnings(action="ignore"):  # it reports all that it would lose in writing
         book = openpyxl.load_workbook(_stream(archive), read_only=True, data_only=True)
-        sheets = [f"# {sheet.title}\n\n{_sheet(sheet)}" for sheet in book.worksheets]
-    return Content("\n\n".join(sheets), {"sheets": len(sheets)})
+        sheets = [list(_whole_sheet(archive, sheet)) for sheet in book.worksheets]
+    return Content("\n\n".join(part for sheet in sheets for part in sheet), {"sheets": len(sheets)})
 
 
-def _sheet(sheet: Any) -> str:
+_LINK = re.compile(rb"<(?:\w+:)?hyperlink\s[^<>]*>")
+_CELL = re.compile(r"[A-Z]{1,3}[1-9]\d{0,6}")
+_RELATED = re.compile(rb"<Relationship\s[^<>]*>")
+_ATTRIBUTE = re.compile(r"""([\w:]+)\s*=\s*(?:"([^"]*)"|'([^']*)')""")
+
+
+def _whole_sheet(archive: zipfile.ZipFile, sheet: Any) -> Iterator[str]:
+    """Yield a sheet's title, its table with the addresses of links, and what is written in its shapes."""
+    path = sheet._worksheet_path.removeprefix("/")
+    folder, name = posixpath.split(path)
+    about = f"{folder}/_rels/{name}.rels"
+    parts = _found(_RELATED, archive.read(about)) if about in archive.namelist() else []
+    related = {part.get("Id"): part for part in parts}
+    links = {
+        cell[0]: related[link["r:id"]].get("Target", "")
+        for link in _found(_LINK, archive.read(path))
+        if link.get("r:id") in related and (cell := _CELL.match(link.get("ref", "")))
+    }
+    yield f"# {sheet.title}\n\n{_sheet(sheet, links)}"
+    for part in parts:
+        drawn = posixpath.normpath(posixpath.join(folder, part.get("Target", ""))).removeprefix("/")
+        if part.get("Type", "").endswith("/drawing") and drawn in archive.namelist():
+            with contextlib.suppress(ElementTree.ParseError):  # no cell needs it
+                yield from _drawn(archive.read(drawn))
+
+
+def _found(tags: re.Pattern[bytes], part: bytes) -> list[dict[str, str]]:
+    """Return the attributes of these tags."""
+    return [
+        {
+            name: unescape(one or other)
+            for name, one, other in _ATTRIBUTE.findall(tag.decode("utf-8", "replace"))
+        }
+        for tag in tags.findall(part)
+    ]
+
+
+def _drawn(part: bytes) -> Iterator[str]:
+    """Yield the texts of a sheet's shapes, and what is said of its pictures and charts."""
+    for shape in ElementTree.fromstring(part):
+        paragraphs = [each for each in shape.iter() if each.tag.endswith("/main}p")]
+        texts = [
+            "".join(run.text or "" for run in each.iter() if run.tag.endswith("}t")) for each in paragraphs
+        ]
+        said = (each.get("descr", "") for each in shape.iter() if each.tag.endswith("}cNvPr"))
+        if text := "\n".join(filter(str.strip, texts)):
+            yield text
+        elif description := " ".join(" ".join(said).split()):
+            yield f"![{description}](<>)"
+
+
+def _sheet(sheet: Any, links: Mapping[str, str]) -> str:
+    from openpyxl.utils import coordinate_to_tuple
+
+    leads_to = {coordinate_to_tuple(cell): target for cell, target in links.items()}
     sheet.reset_dimensions()  # a file may say anything of its size
     rows: list[dict[int, str]] = []
     reached = 0
-    for row in sheet.iter_rows(values_only=True):
+    for number, row in enumerate(sheet.iter_rows(values_only=True), 1):
         reached += len(row)
         if reached > _MAX_CELLS:
             raise Unusable(f"sheet {sheet.title!r} reaches over more than {_MAX_CELLS:,} cells")
         values = {column: _value(value) for column, value in enumerate(row) if value is not None}
+        for column in values if leads_to else ():
+            if (target := leads_to.get((number, column + 1))) and values[column].strip():
+                values[column] = f"[{values[column].strip()}]({target})"
         if any(value.strip() for value in values.values()):
             rows.append(values)
     columns = sorted({column for row in rows for column in row})

@@ -28,8 +28,11 @@ _READ = frozenset(
         "tr", "txbxContent",
     }
 )  # fmt: skip
-_SAME = {f"{_W}cr": f"{_W}br", f"{_W}ptab": f"{_W}tab"}
-_SIGNS = {"num": "", "den": "/", "sup": "^", "sub": "_"}
+_BREAK, _READING = f"{_W}br", f"{_W}rt"
+_SAME = {f"{_W}cr": _BREAK, f"{_W}ptab": f"{_W}tab"}
+_SIGNS = {"num": "", "den": "/", "sup": "^", "sub": "_", "lim": "_"}
+_BETWEEN = {"eqArr": "; ", "func": " ", "m": "; ", "mr": ", "}  # the parts of a formula
+_HAT = "\u0302"
 
 # No character of any text. It stands around the number of an item in a list.
 _NUMBER = "\ufdd1"
@@ -89,15 +92,19 @@ def _read_whole(element: Element) -> bool:
     """Put the text inside an element where mammoth reads it. Returns whether there is any."""
     has_text = element.tag == f"{_W}t"
     children: list[Element] = []
-    for child in element:
+    for child in sorted(element, key=lambda part: part.tag == _READING):  # which stands before its letters
         if MATH in child.tag:
             has_text = True
             children.append(_run(formula(child)))
         elif _read_whole(child):
             has_text = True
             children += _in_place_of(child, _local(element))
+        elif described := _description(child):
+            children.append(_text(f"![{described}](<>)"))
         else:
             child.tag = _SAME.get(child.tag, child.tag)
+            if child.tag == _BREAK:
+                child.attrib.clear()  # of a page or a column: it parts words all the same
             children.append(child)
     element[:] = children
     return has_text
@@ -112,7 +119,22 @@ def _in_place_of(element: Element, around: str) -> list[Element]:
         box = Element(f"{_W}pict")
         box.append(element)
         return [box]
-    return [element] if name in _READ else [part for part in element if _has_text(part)]
+    parts = [part for part in element if _has_text(part)]
+    if element.tag == _READING:
+        return [_run("("), *parts, _run(")")]
+    if name == "fldSimple":  # a link, perhaps
+        code = Element(f"{_W}r")
+        ElementTree.SubElement(code, f"{_W}instrText").text = element.get(f"{_W}instr")
+        return [_sign("begin"), code, _sign("separate"), *parts, _sign("end")]
+    return [element] if name in _READ else parts
+
+
+def _description(element: Element) -> str:
+    """Return what is said of a chart or a diagram; mammoth reads it of pictures."""
+    if _local(element) != "drawing" or any(_local(part) == "blip" for part in element.iter()):
+        return ""
+    said = (part.get("descr", "") for part in element.iter() if _local(part) == "docPr")
+    return " ".join(" ".join(said).split())
 
 
 def _has_text(element: Element) -> bool:
@@ -124,23 +146,40 @@ def formula(element: Any) -> str:
     name = _local(element)
     if name == "t":
         return element.text or ""
-    inner = "".join(formula(part) for part in element if MATH in part.tag)
     kinds = {_local(sign): next(iter(sign.attrib.values()), "") for about in element[:1] for sign in about}
+    parts = [text for part in element if MATH in part.tag and (text := formula(part))]
+    inner = (kinds.get("sepChr", "|") if name == "d" else _BETWEEN.get(name, "")).join(parts)
     match name:
+        case "acc":
+            return f"{inner}{kinds.get('chr', _HAT)}"
         case "d":
             return f"{kinds.get('begChr', '(')}{inner}{kinds.get('endChr', ')')}"
         case "nary":
             return f"{kinds.get('chr', '∫')}{inner}"
         case "rad":
-            return f"√({inner})"
-        case "num" | "den" | "sup" | "sub":
+            degree = "".join(f"[{part}]" for part in parts[:-1])
+            return f"√{degree}({''.join(parts[-1:])})"
+        case "num" | "den" | "sup" | "sub" | "lim":
             return _SIGNS[name] + (f"({inner})" if len(inner) > 1 else inner)
     return inner
 
 
 def _run(text: str) -> Element:
     run = Element(f"{_W}r")
-    ElementTree.SubElement(run, f"{_W}t").text = text
+    run.append(_text(text))
+    return run
+
+
+def _text(text: str) -> Element:
+    element = Element(f"{_W}t")
+    element.text = text
+    return element
+
+
+def _sign(of: str) -> Element:
+    """Return the run that begins, parts or ends a field."""
+    run = Element(f"{_W}r")
+    ElementTree.SubElement(run, f"{_W}fldChar").set(f"{_W}fldCharType", of)
     return run
 
 
@@ -235,7 +274,7 @@ class _Numbers:
 
         def count(found: re.Match[str]) -> str:
             one = int(found[1]) - 1
-            return _formatted(counts.get(one, 1), "decimal" if level.legal else levels.get(one, level).format)
+            return formatted(counts.get(one, 1), "decimal" if level.legal else levels.get(one, level).format)
 
         return re.sub(r"%(\d)", count, level.text).strip()
 
@@ -262,7 +301,8 @@ def _level(element: Element) -> tuple[int, _Level]:
     )
 
 
-def _formatted(number: int, kind: str) -> str:
+def formatted(number: int, kind: str) -> str:
+    """Return a number in one of the forms that Word has for it."""
     if kind in ("lowerLetter", "upperLetter") and number:
         times, letter = divmod(number - 1, len(_LETTERS))
         written = _LETTERS[letter] * min(times + 1, 9)

@@ -58,3 +58,7 @@ def log_there(logger: logging.Logger, file: Path) -> None:
 
 class _LogFile(logging.FileHandler):
     """A handler class of our own, which tells a later engine which handlers to replace."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        record.__dict__.setdefault("vllm_process_name", record.processName)  # vLLM's formatters ask for it
+        super().emit(record)

@@ -4,6 +4,7 @@ a start that does not run the user's script again."""
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import tempfile
@@ -163,7 +164,8 @@ _imported: dict[str, str] = {}
 @contextmanager
 def engine_environment(settings: Settings, sockets: str, log: Path | None) -> Iterator[None]:
     """Set what vLLM and its processes read while they start, except what the user has set. Afterwards the
-    environment is the program's own again, whatever vLLM, torch and what they import have put into it.
+    environment is the program's own again, whatever vLLM, torch and what they import have put into it; so are
+    its log records, unless vLLM logs to the terminal.
 
     ``sockets``: folder for the sockets between them, which vLLM does not remove, and for a worker's error.
     ``log``: the file that they print to; None: the terminal.
@@ -177,12 +179,14 @@ def engine_environment(settings: Settings, sockets: str, log: Path | None) -> It
         "PYTHONWARNINGS": "ignore",
         **({} if log is None else {engine_log.VARIABLE: str(log)}),
     }
-    before = dict(os.environ)
+    before, records = dict(os.environ), logging.getLogRecordFactory()
     ours = {name: value for name, value in (_imported | defaults).items() if name not in before}
     os.environ.update(ours)
     try:
         yield
     finally:
+        if log is not None:
+            logging.setLogRecordFactory(records)
         after = dict(os.environ)
         changed = {name for name in after.keys() | before.keys() if after.get(name) != before.get(name)}
         # An import changes it only once, and later engines have to start like the first.

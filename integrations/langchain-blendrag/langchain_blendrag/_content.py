@@ -60,23 +60,29 @@ def _read(value: Any, left_out: Counter[str], streamed: bool) -> str | None:
     if not isinstance(value, Mapping) or "base64" in (value.get("type"), value.get("source_type")):
         return None
     is_image = kind_of(value).startswith("image")
+    empty: str | None = None
     for name in _WITHIN:
         within = value.get(name)
         if isinstance(within, str) and (is_image or name in ("data", "source")) and not _is_text(value):
             continue  # an address, or bytes
-        if within is not None and (text := _read(within, left_out, streamed)) is not None:
-            title = value.get("title")
-            return f"{title}\n{text}" if isinstance(title, str) and title and name != "text" else text
+        if within is None or (text := _read(within, left_out, streamed)) is None:
+            continue
+        empty = ""
+        above = [value.get(about) for about in ("title", "context")] if name != "text" else []
+        below = [value.get("stderr")] if name == "stdout" else []
+        if read := "\n".join(part for part in (*above, text, *below) if isinstance(part, str) and part):
+            return read
     for name in _DATA:
         if isinstance(value.get(name), Mapping | list):
             return json.dumps(value[name], ensure_ascii=False, default=str)
-    return None
+    return empty
 
 
 def _joined(blocks: Iterable[Any], left_out: Counter[str], streamed: bool) -> str | None:
     text, apart, missed = "", False, Counter[str]()
     for block in blocks:
         if kind_of(block) in _ELSEWHERE or (isinstance(block, Mapping) and block.get("thought") is True):
+            apart = apart or streamed
             continue
         found = _read(block, missed, streamed)
         if found is None:

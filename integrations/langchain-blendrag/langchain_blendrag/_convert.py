@@ -76,12 +76,17 @@ def _plain(message: BaseMessage, left_out: Counter[str]) -> dict[str, Any]:
     text = text_of(message.content, left_out, streamed=isinstance(message, AIMessage))
     plain: dict[str, Any] = {"role": _ROLES.get(role, role), "content": text}
     if isinstance(message, AIMessage):
+        more = message.additional_kwargs  # of OpenAI's classes
+        said = [more.get("refusal"), (more.get("audio") or {}).get("transcript")]
+        plain["content"] = text or next(filter(None, said), "")
         left_out.update("invalid_tool_call" for _ in message.invalid_tool_calls)
         if message.tool_calls:
             plain["tool_calls"] = [
                 {"id": call["id"], "name": call["name"], "arguments": call["args"]}
                 for call in message.tool_calls
             ]
+        elif call := more.get("function_call"):
+            plain["tool_calls"] = [{"id": None, **call}]
         elif isinstance(message.content, list):  # of a history that was written by hand
             left_out.update(kind for kind in map(kind_of, message.content) if kind in CALLS)
         if thought := _thinking_of(message):

@@ -99,6 +99,11 @@ def test_text_is_kept_wherever_it_is_nested() -> None:
     ]  # fmt: skip
 
 
+def test_refusal_beside_the_blocks_is_what_was_said() -> None:
+    refused = ChatMessage(role="assistant", content="", additional_kwargs={"refusal": "I cannot say."})
+    assert texts_of(refused) == ["I cannot say."]
+
+
 ARGUMENTS = '{"city": "Turku"}'
 FUNCTION = Function(name="look", arguments=ARGUMENTS)
 CALLS: list[dict[str, Any]] = [

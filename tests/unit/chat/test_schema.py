@@ -290,6 +290,16 @@ def test_keyword_that_says_nothing_refuses_no_schema(schema: dict[str, Any], rig
     assert held(grammar, json.dumps({"x": right})) and not held(grammar, json.dumps({"x": wrong}))
 
 
+@pytest.mark.parametrize("names", [{"enum": ["a", "b"]}, {"$ref": "#/$defs/Names"}])
+def test_dictionary_has_no_keys_but_those_of_its_enumeration(names: dict[str, Any]) -> None:
+    schema = {"type": "object", "propertyNames": names, "additionalProperties": {"type": "integer"}}
+    grammar = json_grammar({**schema, "$defs": {"Names": {"type": "string", "enum": ["a", "b"]}}}, 100)
+    assert all(held(grammar, value) for value in ("{}", '{"b": 1}', '{"a": 1, "b": 2}'))
+    assert not any(held(grammar, value) for value in ('{"c": 1}', '{"a": "x"}', '{"a": 1, "c": 2}'))
+    with pytest.raises(ConfigError, match="propertyNames"):
+        json_grammar({**schema, "propertyNames": {"pattern": "^a"}}, 100)
+
+
 def test_alternative_that_no_grammar_holds_is_left_out_while_there_are_others() -> None:
     """As of decimal numbers, which pydantic lets be strings of a pattern that looks ahead."""
     looking = {"type": "string", "pattern": r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"}

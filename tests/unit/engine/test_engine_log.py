@@ -49,6 +49,17 @@ def test_client_logs_there_and_a_later_engine_elsewhere(
     assert [(tmp_path / name).read_text() for name in ("one", "other")] == ["of one\n", "of other\n"]
 
 
+def test_form_of_vllms_that_names_the_process_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logger, handler = logging.getLogger("of another test"), logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(vllm_process_name)s %(message)s"))
+    logger.addHandler(handler)
+    log_there(logger, tmp_path / "one")
+    logger.error("failed")
+    assert (capsys.readouterr().err, (tmp_path / "one").read_text()) == ("", "MainProcess failed\n")
+
+
 def test_users_own_level_keeps_the_log_on_the_terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

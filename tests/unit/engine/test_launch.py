@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -147,6 +148,18 @@ def test_environment_is_the_programs_own_again(monkeypatch: pytest.MonkeyPatch, 
         assert os.environ["LD_PRELOAD_OF_A_TEST"] == "a library"
         assert os.environ["THEIRS"] == "1", "the program's own"
     assert dict(os.environ) == before
+
+
+@pytest.mark.parametrize("log", [None, Path("engine.log")])
+def test_log_records_are_the_programs_own_again_unless_vllm_logs_to_the_terminal(log: Path | None) -> None:
+    """A program that logs all that a record has would find a name of vLLM's in each."""
+    before = logging.getLogRecordFactory()
+    try:
+        with launch.engine_environment(Settings.load(), "sockets", log):
+            logging.setLogRecordFactory(logging.makeLogRecord)
+        assert (logging.getLogRecordFactory() is before) == (log is not None)
+    finally:
+        logging.setLogRecordFactory(before)
 
 
 def test_random_numbers_of_the_program_are_what_they_would_be() -> None:

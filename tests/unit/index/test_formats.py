@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import io
+import json
 import lzma
 import pickle
 import re
@@ -40,6 +41,19 @@ def content(data: bytes, suffix: str) -> Content:
 @example("```diff\n-a \n+ b\n\n one\n```\n" + "> " * 30 + "deep\n")
 def test_markdown_is_its_source(source: str) -> None:
     assert content(source.encode("utf-8-sig"), ".md").text == source
+
+
+@pytest.mark.parametrize("suffix", [".json", ".jsonl", ".properties"])
+def test_letters_that_are_written_as_numbers_are_found(suffix: str) -> None:
+    data = rb'{"city": "M\u00fcnchen \u4e2d\u6587 \ud83d\ude00", "rest": "\\u00fc \u0022 \ud83d"}'
+    text = content(data, suffix).text
+    assert text == r'{"city": "München 中文 😀", "rest": "\\u00fc \u0022 \ud83d"}'
+    assert json.loads(text) == json.loads(data)
+
+
+@given(st.text())
+def test_json_means_the_same_with_its_letters(text: str) -> None:
+    assert json.loads(content(json.dumps([text]).encode(), ".json").text) == [text]
 
 
 FENCE = re.compile(r"^(```+|~~~+)[^\n]*\n.*?^\1[ ]*$", re.MULTILINE | re.DOTALL)
@@ -159,6 +173,25 @@ def test_what_was_filled_into_a_form_is_kept() -> None:
     file = io.BytesIO()
     writer.write(file)
     assert content(file.getvalue(), ".pdf").text == "Name:\n\nname: Anna Berg"
+
+
+def test_what_was_written_on_a_page_and_where_its_links_lead_is_kept() -> None:
+    from pypdf import PdfReader, PdfWriter
+    from pypdf.annotations import FreeText, Link, Text
+
+    writer = PdfWriter(clone_from=PdfReader(io.BytesIO(pdf("Name: see https://a.test"))))
+    place = (1, 1, 9, 9)
+    for note in (
+        FreeText(text="Anna Berg", rect=place),
+        Text(text="checked", rect=place),
+        Link(rect=place, url="https://a.test"),
+        Link(rect=place, url="https://b.test/b7.pdf"),
+    ):
+        writer.add_annotation(0, note)
+    file = io.BytesIO()
+    writer.write(file)
+    written = "Name: see https://a.test\nAnna Berg\nchecked\nhttps://b.test/b7.pdf"
+    assert content(file.getvalue(), ".pdf").text == written
 
 
 def test_pdf_with_a_password_is_refused() -> None:

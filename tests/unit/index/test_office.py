@@ -49,6 +49,7 @@ CHOICE = f'<mc:Choice Requires="wps">{SHAPE}</mc:Choice>'
         f"<w:fldSimple>{run('boxed')}</w:fldSimple>",
         f"<w:dir><w:bdo>{run('boxed')}</w:bdo></w:dir>",
         f"<w:r><w:ruby><w:rubyBase>{run('boxed')}</w:rubyBase></w:ruby></w:r>",
+        f"<w:fldSimple w:instr=' HYPERLINK \"u\" '>{run('boxed')}</w:fldSimple>",
         f"<w:r>{SHAPE}</w:r>",
         f"<w:r>{OLD_SHAPE}</w:r>",
         f"<w:r><mc:AlternateContent {FORMS}>{CHOICE}</mc:AlternateContent></w:r>",
@@ -79,10 +80,28 @@ def test_broken_part_that_nobody_needs_costs_no_text() -> None:
 
 
 def test_words_apart_stay_apart() -> None:
-    apart = "".join(f"<w:{sign}/><w:t>{sign}</w:t>" for sign in ("tab", "ptab", "br", "cr"))
-    assert read_archive(docx(f"<w:p><w:r><w:t>x</w:t>{apart}</w:r></w:p>")).text.split() == [
-        "x", "tab", "ptab", "br", "cr"
-    ]  # fmt: skip
+    signs = ("tab", "ptab", "br", "cr", "br w:type='page'", "br w:type='column'")
+    apart = "".join(f"<w:{sign}/><w:t>{place}</w:t>" for place, sign in enumerate(signs))
+    assert read_archive(docx(f"<w:p><w:r><w:t>x</w:t>{apart}</w:r></w:p>")).text.split() == [*"x012345"]
+
+
+def test_what_stands_beside_letters_in_word_is_kept_where_it_reads() -> None:
+    ruby = f"<w:ruby><w:rt>{run('かん')}</w:rt><w:rubyBase>{run('漢')}</w:rubyBase></w:ruby>"
+    raised = "<w:r><w:rPr><w:vertAlign w:val='superscript'/></w:rPr><w:t>-3</w:t></w:r>"
+    box = "<w:sdt><w:sdtPr><w14:checkbox xmlns:w14='http://schemas.microsoft.com/office/word/2010/wordml'>"
+    box += (
+        f"<w14:checked w14:val='1'/></w14:checkbox></w:sdtPr><w:sdtContent>{run('☒')}</w:sdtContent></w:sdt>"
+    )
+    link = f"<w:fldSimple w:instr='HYPERLINK \"b7.pdf\"'>{run('form')}</w:fldSimple>"
+    chart = "<w:r><w:drawing><wp:docPr xmlns:wp='wp' id='1' descr='Sales\nby month'/></w:drawing></w:r>"
+    for written, text in (
+        (f"<w:r>{ruby}</w:r>{run('字')}", "漢(かん)字"),
+        (f"{run('10')}{raised}", "10^-3"),
+        (f"{box}{run(' agreed')}", "[x] agreed"),
+        (link, "[form](b7.pdf)"),
+        (chart, "![Sales by month](<>)"),
+    ):
+        assert read_archive(docx(f"<w:p>{written}</w:p>")).text == text
 
 
 M = 'xmlns:m="http://schemas.openxmlformats.org/officeDocument/2006/math"'
@@ -96,6 +115,24 @@ MATH = (
 
 def test_formula_of_word_is_a_line_of_text() -> None:
     assert read_archive(docx(f"<w:p>{run('So ')}{MATH}</w:p>")).text == "So (a+b)/2(x)^2∑√(y)"
+
+
+@pytest.mark.parametrize(
+    ("inside", "text"),
+    [
+        ("<m:rad><m:deg>{3}</m:deg><m:e>{x}</m:e></m:rad>", "√[3](x)"),
+        ("<m:rad><m:deg/><m:e>{x}</m:e></m:rad>", "√(x)"),
+        ("<m:m><m:mr><m:e>{a}</m:e><m:e>{b}</m:e></m:mr><m:mr><m:e>{c}</m:e></m:mr></m:m>", "a, b; c"),
+        ("<m:eqArr><m:e>{a=1}</m:e><m:e>{b=2}</m:e></m:eqArr>", "a=1; b=2"),
+        ("<m:d><m:e>{a}</m:e><m:e>{b}</m:e></m:d>", "(a|b)"),
+        ("<m:func><m:fName>{sin}</m:fName><m:e>{x}</m:e></m:func>", "sin x"),
+        ("<m:limLow><m:e>{lim}</m:e><m:lim>{n→∞}</m:lim></m:limLow>", "lim_(n→∞)"),
+        ('<m:acc><m:accPr><m:chr m:val="\u0307"/></m:accPr><m:e>{x}</m:e></m:acc>', "x\u0307"),
+    ],
+)
+def test_parts_of_a_formula_stay_apart(inside: str, text: str) -> None:
+    inside = inside.replace("{", "<m:r><m:t>").replace("}", "</m:t></m:r>")
+    assert read_archive(docx(f"<w:p><m:oMath {M}>{inside}</m:oMath></w:p>")).text == text
 
 
 def level(place: int, kind: str, text: str, style: str = "") -> str:
@@ -185,6 +222,57 @@ def test_presentation_keeps_slides_tables_pictures_groups_and_notes() -> None:
         "![crane, 40 t](<>)\n\ngrouped\n\nspoken\n\nlast"
     )
     assert content.metadata == {"slides": 2}
+
+
+def test_presentation_keeps_numbers_exponents_and_what_is_said_of_shapes() -> None:
+    from pptx import Presentation
+
+    presentation = Presentation()
+    slide = presentation.slides.add_slide(presentation.slide_layouts[1])
+    frame = slide.placeholders[1].text_frame
+    frame.text = "close\ndrain\nlower\nopen\nplain\nanew"
+    kinds = ("arabicPeriod", "arabicPeriod", "alphaLcParenR", "arabicPeriod", "", "romanUcPeriod")
+    for line, kind in zip(frame.paragraphs, kinds, strict=True):
+        line.level = int(line.text == "lower")
+        if kind:
+            properties = line._p.get_or_add_pPr()
+            properties.append(properties.makeelement(f"{DRAWN}buAutoNum", {"type": kind}))
+    raised = frame.add_paragraph()
+    for text in ("10", "2"):
+        raised.add_run().text = text
+    raised.runs[1].font._rPr.set("baseline", "30000")
+    arrow = slide.shapes.add_shape(1, 0, 0, 9, 9)
+    arrow._element.xpath(".//p:cNvPr")[0].set("descr", "from A to B")
+    file = io.BytesIO()
+    presentation.save(file)
+    assert read_archive(file.getvalue()).text == (
+        "1. close\n2. drain\na) lower\n3. open\nplain\nI. anew\n10^2\n\n![from A to B](<>)"
+    )
+
+
+DRAWN = "{http://schemas.openxmlformats.org/drawingml/2006/main}"
+
+
+@pytest.mark.parametrize("drawing", ["<xdr:broken", "<xdr:wsDr xmlns:xdr='x' xmlns:a='y/main'>{}</xdr:wsDr>"])
+def test_workbook_keeps_addresses_of_links_and_texts_of_shapes(drawing: str) -> None:
+    from openpyxl import Workbook
+    from openpyxl.drawing.image import Image
+
+    book = Workbook()
+    sheet: object = book.active
+    sheet.append([None, "form"])  # type: ignore[attr-defined]
+    sheet["B1"].hyperlink = "https://example.com/b7.pdf?a=1&b=2"  # type: ignore[index]
+    sheet.add_image(Image(io.BytesIO(png())))  # type: ignore[attr-defined]
+    file = io.BytesIO()
+    book.save(file)
+    with zipfile.ZipFile(file) as old:
+        parts: dict[str, str | bytes] = {name: old.read(name) for name in old.namelist()}
+    texts = "".join(f"<a:p><a:r><a:t>{text}</a:t></a:r></a:p>" for text in ("boxed", "twice"))
+    said = "<xdr:pic><xdr:cNvPr descr='crane, 40 t'/></xdr:pic>"
+    parts["xl/drawings/drawing1.xml"] = drawing.format(f"<xdr:sp>{texts}</xdr:sp>{said}")
+    text = "# Sheet\n\n| [form](https://example.com/b7.pdf?a=1&b=2) |\n| --- |"
+    shapes = "\n\nboxed\ntwice\n\n![crane, 40 t](<>)" if "{}" in drawing else ""
+    assert read_archive(archive(parts)).text == text + shapes
 
 
 def test_workbook_keeps_sheets_dates_and_numbers_without_empty_rows_and_columns() -> None:

@@ -23,7 +23,9 @@ from langchain_core.messages import (
     message_chunk_to_message,
 )
 
+from blendrag.chat.request import make_request
 from blendrag.errors import BlendragWarning, ConfigError
+from blendrag.settings import Settings
 from langchain_blendrag import ChatBlend
 from langchain_blendrag._convert import plain_messages
 
@@ -67,6 +69,8 @@ READ: list[tuple[Any, str]] = [
     ([{"type": "code_interpreter_call", "outputs": [{"type": "logs", "logs": "blue"}]}], "blue"),
     ([{"type": "code_execution_result", "code_execution_result": "blue"}], "blue"),
     ([{"type": "bash_code_execution_tool_result", "content": {"type": "x", "stdout": "blue"}}], "blue"),
+    ([{"type": "bash_code_execution_result", "stdout": "", "stderr": "It is grey."}], "It is grey."),
+    ([{"type": "bash_code_execution_result", "stdout": "blue", "stderr": "grey"}], "blue\ngrey"),
     ([{"type": "refusal", "refusal": "I cannot say."}], "I cannot say."),
     ([{"type": "non_standard", "value": {"type": "text", "text": "It is blue."}}], "It is blue."),
     ([{"type": "audio", "transcript": "It is blue.", "id": "a"}], "It is blue."),
@@ -80,6 +84,8 @@ READ: list[tuple[Any, str]] = [
     ([{"citationsContent": {"content": [{"text": "It is blue."}], "citations": []}}], "It is blue."),
     ([{"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "It is blue."}}],
      "It is blue."),
+    ([{"type": "document", "title": "Sky", "context": "Noon", "source": {"content": [SKY]}}],
+     "Sky\nNoon\nIt is blue."),
     ([{"type": "document", "title": "Sky", "source": {"type": "content", "content": [SKY]}}],
      "Sky\nIt is blue."),
     ([{"type": "search_result", "source": "https://sky", "title": "Sky", "content": [SKY]}],
@@ -127,6 +133,30 @@ def test_parts_that_are_given_stay_apart_and_those_of_an_answer_are_one_text(mak
     parts = [{"type": "text", "text": one} for one in ("Turku", "Oulu", " 12", "34\n", "5")]
     assert content_of(make(parts)) == f"Turku{between}Oulu 12{between}34\n5"
     assert content_of(make([{"type": "tool_result", "content": parts[:2]}])) == f"Turku{between}Oulu"
+
+
+@pytest.mark.parametrize("between", [{"functionCall": {"name": "f"}}, {"type": "tool_use", "id": "1"}])
+def test_sentences_around_a_call_stay_apart(between: dict[str, Any]) -> None:
+    message = AIMessage([{"text": "I look it up."}, between, {"text": "It is blue."}], tool_calls=[CALL])
+    assert content_of(message) == "I look it up.\n\nIt is blue."
+
+
+CALL: Any = {"name": "f", "args": {"x": 1}, "id": "1"}
+
+
+@pytest.mark.parametrize(
+    "more", [{"refusal": "I cannot say."}, {"audio": {"id": "a", "transcript": "I cannot say."}}]
+)
+def test_what_openai_keeps_beside_the_content_is_kept(more: dict[str, Any]) -> None:
+    assert content_of(AIMessage("", additional_kwargs=more)) == "I cannot say."
+    assert content_of(AIMessage("Blue.", additional_kwargs=more)) == "Blue."
+
+
+def test_call_in_openais_former_form_is_the_messages_own() -> None:
+    called = {"function_call": {"name": "f", "arguments": '{"x": 1}'}}
+    turns = [AIMessage("", additional_kwargs=called), FunctionMessage("r", name="f")]
+    call, result = make_request(Settings(), plain_messages(turns), {}).messages
+    assert call["tool_calls"][0]["arguments"] == {"x": 1} and result["name"] == "f"
 
 
 PICTURES = [

@@ -44,6 +44,12 @@ def plain_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
         role = _ROLES.get(message.role, message.role.value)
         read = (part for block in message.blocks for part in _read(block))
         one: dict[str, Any] = {"role": role, "content": [{"type": kind, "text": text} for text, kind in read]}
+        if (
+            role == "assistant"
+            and not message.content
+            and (refusal := message.additional_kwargs.get("refusal"))
+        ):
+            one["content"] = [{"type": "refusal", "text": refusal}]
         if calls := _calls_of(message):
             one["tool_calls"] = calls
             called |= {call["id"]: call["name"] for call in calls}
