@@ -55,11 +55,12 @@ def model_window(model: Path) -> int | None:
 def first_window(config: Mapping[str, Any]) -> int | None:
     """Return up to which window a model with this configuration has the first of its two kinds of angles
     (LongRoPE); None if it has one. vLLM takes the second for all prompts where an engine's window is more."""
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if rope.get("rope_type", rope.get("type")) not in ("longrope", "su"):
-        return None
-    name = "original_max_position_embeddings"
-    return rope.get(name) or config.get(name)
+    given = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    for rope in (given, *given.values()):  # of all layers, or by their type
+        if isinstance(rope, Mapping) and rope.get("rope_type", rope.get("type")) in ("longrope", "su"):
+            name = "original_max_position_embeddings"
+            return config.get(name) or rope.get(name)
+    return None
 
 
 def attention_heads(model: Path) -> int | None:

@@ -156,12 +156,15 @@ class Schemas:
         dictionaries; grammars know none."""
         named = schema["propertyNames"]
         named = self._definitions.get(str(named.get("$ref")).removeprefix("#/$defs/"), named)
-        names, more = named.get("enum", ()), named.keys() - {"description", "enum", "title", "type"}
-        if not names or more or "patternProperties" in schema or {*schema.get("required", ())} - {*names}:
+        names = named.get("enum", [named["const"]] if "const" in named else [])
+        more = named.keys() - {"const", "description", "enum", "title", "type"}
+        if not names or more or not all(isinstance(name, str) for name in names):
+            return schema
+        if "patternProperties" in schema or {*schema.get("required", ())} - {*names}:
             return schema
         known, others = schema.get("properties", {}), schema.get("additionalProperties", True)
         made = {name: value for name, value in schema.items() if name != "propertyNames"}
-        made["properties"] = {name: known.get(name, others) for name in names if isinstance(name, str)}
+        made["properties"] = {name: known.get(name, others) for name in names}
         return {**made, "additionalProperties": False}
 
     def _name(self, reference: str, found: Any) -> str:

@@ -12,7 +12,7 @@ import logging
 import re
 import unicodedata
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from blendrag.errors import BlendragError, needs
 from blendrag.index.text import Content, Unusable, decode
@@ -60,22 +60,27 @@ def read_pdf(data: bytes) -> Content:
     document = PdfReader(io.BytesIO(data))
     if document.is_encrypted and not document.decrypt(""):
         raise Unusable("encrypted PDF")
-    pages = ["\n".join(_page(page)) for page in document.pages]
-    text = "\n\n".join(filter(None, [*pages, "\n".join(_fields(document))]))
-    if not text:
+    texts = [page.extract_text().translate(_LETTERS).strip() for page in document.pages]
+    fields = "\n".join(_fields(document))
+    if not fields and not any(texts):
         raise Unusable("PDF without text (a scan has to go through OCR first)")
-    return Content(text, {"pages": len(pages)})
+    pages = [
+        "\n".join((text, *_beside(page, text))) for page, text in zip(document.pages, texts, strict=True)
+    ]
+    return Content("\n\n".join(filter(None, map(str.strip, [*pages, fields]))), {"pages": len(pages)})
 
 
-def _page(page: PageObject) -> Iterator[str]:
-    """Yield a page's text, then what was written on it, and where its links lead, which its text has not."""
-    text = page.extract_text().translate(_LETTERS).strip()
-    yield from filter(None, [text])
-    found = dict[str, None]()
+def _beside(page: PageObject, text: str) -> Iterator[str]:
+    """Yield what was written on a page, and where its links lead, unless its text has it."""
+    notes: list[Any] = []
     with contextlib.suppress(Exception):  # pypdf fails in its own ways at what it does not know
-        for note in map(lambda one: one.get_object(), page.annotations or ()):
-            said = note.get("/Contents") if note.get("/Subtype") in _NOTES else None
-            found |= dict.fromkeys(str(one).strip() for one in (said, note.get("/A", {}).get("/URI")) if one)
+        notes.extend(page.annotations or ())
+    found = dict[str, None]()
+    for note in notes:
+        with contextlib.suppress(Exception):
+            about = note.get_object()
+            said = about.get("/Contents") if about.get("/Subtype") in _NOTES else None
+            found |= dict.fromkeys(str(one).strip() for one in (said, about.get("/A", {}).get("/URI")) if one)
     yield from (one for one in found if one and one not in text)
 
 

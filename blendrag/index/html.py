@@ -14,8 +14,8 @@ from blendrag.index.text import Content, decode
 
 N = TypeVar("N", bound=Node)
 
-RAISED = re.compile(r"[\d+\u2212-]|\w\b")
-"""The beginning of an exponent or a note's number, not of the letters of "1st"."""
+RAISED = re.compile(r"[\d+\u2212-]|[^\W_adeor]\b")
+"""The beginning of an exponent or a note's number, not of the letters of "1st", "1er" or "XIXe"."""
 _DECLARED = re.compile(rb"""<(?:meta|\?xml)\b[^<>]*?\b(?:charset|encoding)\s*=\s*["']?\s*([\w.:-]+)""", re.I)
 
 
@@ -187,6 +187,10 @@ def _write_signs(page: Document) -> None:
     for name, signs in _PARTS.items():
         for formula in page.select(name):
             parts = [part for part in formula.children if isinstance(part, Element)]
+            for part in parts if name == "mfrac" else parts[1:]:
+                if len("".join(part.strings).strip()) > 1:
+                    part.insert(0, Text("("))
+                    part.append(Text(")"))
             for part, written in zip(parts[1:], signs, strict=False):
                 part.insert_before(Text(written))
 

@@ -135,7 +135,7 @@ def _complete(slide: Slide) -> None:
         run, leads_to = link.getparent().getparent(), slide.part.rels.get(link.rId)
         if leads_to is not None and leads_to.is_external:
             run.t.text = f"[{run.t.text}]({leads_to.target_ref})"
-    for run in tree.xpath(".//a:p/*/following-sibling::a:r[a:rPr/@baseline > 0]"):
+    for run in tree.xpath(".//a:p/a:r[a:rPr/@baseline > 0][preceding-sibling::*[1][not(self::a:pPr)]]"):
         if RAISED.match(run.t.text or ""):
             run.t.text = f"^{run.t.text}"
     for body in tree.xpath(".//*[a:p/a:pPr/a:buAutoNum]"):
@@ -155,6 +155,7 @@ def _number(body: Any) -> None:
     from blendrag.index.word import formatted
 
     counts: dict[int, int] = {}
+    kinds: dict[int, tuple[str, str]] = {}  # by level: another kind, or another first number, begins anew
     for paragraph in body.xpath("a:p[.//a:t]"):
         level = paragraph.pPr.lvl if paragraph.pPr is not None else 0
         counts = {above: count for above, count in counts.items() if above <= level}
@@ -162,8 +163,11 @@ def _number(body: Any) -> None:
         if not numbered:
             counts.pop(level, None)
             continue
-        kind = numbered[0].get("type", "")
-        counts[level] = counts[level] + 1 if level in counts else int(numbered[0].get("startAt", 1))
+        kind, first_number = numbered[0].get("type", ""), numbered[0].get("startAt", "1")
+        if kinds.get(level) != (kind, first_number) or level not in counts:
+            counts[level] = int(first_number) - 1 if first_number.isdecimal() else 0
+        kinds[level] = kind, first_number
+        counts[level] += 1
         number = formatted(counts[level], _NUMBERED.get(kind.partition("P")[0], "decimal"))
         first = paragraph.add_r(f"{number}) " if kind.endswith(("ParenR", "ParenBoth")) else f"{number}. ")
         paragraph.xpath("a:r|a:fld|a:br")[0].addprevious(first)
@@ -198,7 +202,7 @@ def _read_xlsx(archive: zipfile.ZipFile) -> Content:
 _LINK = re.compile(rb"<(?:\w+:)?hyperlink\s[^<>]*>")
 _CELL = re.compile(r"[A-Z]{1,3}[1-9]\d{0,6}")
 _RELATED = re.compile(rb"<Relationship\s[^<>]*>")
-_ATTRIBUTE = re.compile(r"""([\w:]+)\s*=\s*(?:"([^"]*)"|'([^']*)')""")
+_ATTRIBUTE = re.compile(r"""(?<![\w:])([\w:]+)\s*=\s*(?:"([^"]*)"|'([^']*)')""")
 
 
 def _whole_sheet(archive: zipfile.ZipFile, sheet: Any) -> Iterator[str]:
@@ -214,10 +218,11 @@ def _whole_sheet(archive: zipfile.ZipFile, sheet: Any) -> Iterator[str]:
         if link.get("r:id") in related and (cell := _CELL.match(link.get("ref", "")))
     }
     yield f"# {sheet.title}\n\n{_sheet(sheet, links)}"
-    for part in parts:
-        drawn = posixpath.normpath(posixpath.join(folder, part.get("Target", ""))).removeprefix("/")
-        if part.get("Type", "").endswith("/drawing") and drawn in archive.namelist():
-            with contextlib.suppress(ElementTree.ParseError):  # no cell needs it
+    drawings = (part.get("Target", "") for part in parts if part.get("Type", "").endswith("/drawing"))
+    for target in dict.fromkeys(drawings):
+        drawn = posixpath.normpath(posixpath.join(folder, target)).removeprefix("/")
+        if drawn in archive.namelist():
+            with contextlib.suppress(ElementTree.ParseError, RecursionError):  # no cell needs it
                 yield from _drawn(archive.read(drawn))
 
 
@@ -235,15 +240,51 @@ def _found(tags: re.Pattern[bytes], part: bytes) -> list[dict[str, str]]:
 def _drawn(part: bytes) -> Iterator[str]:
     """Yield the texts of a sheet's shapes, and what is said of its pictures and charts."""
     for shape in ElementTree.fromstring(part):
-        paragraphs = [each for each in shape.iter() if each.tag.endswith("/main}p")]
-        texts = [
-            "".join(run.text or "" for run in each.iter() if run.tag.endswith("}t")) for each in paragraphs
-        ]
-        said = (each.get("descr", "") for each in shape.iter() if each.tag.endswith("}cNvPr"))
-        if text := "\n".join(filter(str.strip, texts)):
+        shown = list(_shown(shape))
+        lines = [_line(each) for each in shown if each.tag.endswith("/main}p")]
+        if text := "\n".join(filter(str.strip, lines)):
             yield text
-        elif description := " ".join(" ".join(said).split()):
+        elif description := " ".join(" ".join(map(_description, shown)).split()):
             yield f"![{description}](<>)"
+
+
+def _shown(element: ElementTree.Element) -> Iterator[ElementTree.Element]:
+    """Yield an element and all in it; of what is there in several forms, the first that says something."""
+    yield element
+    parts = list(element)
+    if parts and element.tag.endswith("}AlternateContent"):
+        parts = [next((form for form in parts if any(map(_says, form.iter()))), parts[-1])]
+    for part in parts:
+        yield from _shown(part)
+
+
+def _says(element: ElementTree.Element) -> bool:
+    return bool(_description(element) or (element.tag.endswith("}t") and (element.text or "").strip()))
+
+
+def _description(element: ElementTree.Element) -> str:
+    return element.get("descr", "") if element.tag.endswith("}cNvPr") else ""
+
+
+def _line(paragraph: ElementTree.Element) -> str:
+    """Return the text of a paragraph in a shape."""
+    from blendrag.index.word import formula
+
+    line = ""
+    for run in paragraph:
+        if run.tag.endswith("}br"):
+            line += "\n"
+        elif run.tag.endswith("}m"):
+            line += "".join(map(formula, run))
+        else:
+            text = "".join(each.text or "" for each in run if each.tag.endswith("}t"))
+            raised = any(
+                int(about.get("baseline", "0").rstrip("%") or 0) > 0
+                for about in run
+                if about.tag.endswith("}rPr")
+            )
+            line += f"^{text}" if line and raised and RAISED.match(text) else text
+    return line
 
 
 def _sheet(sheet: Any, links: Mapping[str, str]) -> str:

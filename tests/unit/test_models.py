@@ -249,6 +249,11 @@ def test_cut_weights_are_reported_and_not_digested(tmp_path: Path, keep: int) ->
             {},
             131072,
         ),
+        (
+            {"rope_parameters": {"full_attention": {"rope_type": "longrope"}}},
+            {"original_max_position_embeddings": 4096},
+            4096,
+        ),
     ],
 )
 def test_kv_of_long_rope_is_told_apart_by_the_angles_that_vllm_takes_for_the_window(

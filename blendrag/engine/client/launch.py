@@ -185,7 +185,7 @@ def engine_environment(settings: Settings, sockets: str, log: Path | None) -> It
     try:
         yield
     finally:
-        if log is not None:
+        if log is not None and getattr(logging.getLogRecordFactory(), "_factory", None) is records:
             logging.setLogRecordFactory(records)
         after = dict(os.environ)
         changed = {name for name in after.keys() | before.keys() if after.get(name) != before.get(name)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -101,7 +102,17 @@ def attentions_of_drafts(runner: Any, names: Collection[str]) -> list[Any]:
         return []
     own = {id(module) for module in runner.get_model().modules()}
     context = runner.vllm_config.compilation_config.static_forward_context
-    return [one for name, one in context.items() if name in names and id(one) not in own]
+    others = [one for name, one in context.items() if name in names and id(one) not in own]
+    return [one for one in others if not shares_kv(one)]
+
+
+def drafting_model(vllm_config: Any) -> Path | None:
+    """Return the folder of the model of its own that drafts; None if there is none, as with heads that stand
+    beside the model's weights."""
+    draft = getattr(vllm_config.speculative_config, "draft_model_config", None)
+    if draft is None or draft.model == vllm_config.model_config.model:
+        return None
+    return Path(draft.model)
 
 
 def norm_behind_rope(layer: Any) -> Any | None:

@@ -12,7 +12,7 @@ import torch
 from blendrag.engine.compat import head_attention, norms, weights
 from blendrag.engine.compat.connector import own_connector
 from blendrag.engine.compat.groups import groups_of_runner
-from blendrag.engine.compat.model import LoadedWorker, leave_rows_whole
+from blendrag.engine.compat.model import LoadedWorker, drafting_model, leave_rows_whole
 from blendrag.engine.compat.parallel import tensor_group
 from blendrag.engine.compat.platform import LOGGER, VLLM_VERSION, device_name
 from blendrag.engine.compat.states import HybridLayers
@@ -27,6 +27,7 @@ from blendrag.engine.worker.connector import BlendConnector, StatesConnector
 from blendrag.engine.worker.data_plane import DataPlane, Plane, StatePlane
 from blendrag.engine.worker.selfcheck import not_apart, unfit_reason
 from blendrag.errors import BlendragError
+from blendrag.models import weights_digest
 
 # vLLM imports this module before a worker loads its model.
 start_error.keep(LOGGER)
@@ -97,7 +98,8 @@ class BlendWorker:
         connector.bind(plane)
         # Those behind a window are given up.
         whole = cache.with_drafts
-        blocks = _of_ranks(whole.format, size) if len(groups) == 1 and not groups[0].window else ""
+        there = len(groups) == 1 and not groups[0].window
+        blocks = self._named(whole.format, size) if there else ""
         kept = {"blocks": blocks, "block_layers": len(whole.attentions)}
         return facts | {"num_layers": decoder.num_layers} | kept
 
@@ -111,8 +113,14 @@ class BlendWorker:
         self._blendrag = StatePlane(blocks, worker.dtype, ranks, owner=worker.first)
         self._blendrag_operations = self._blendrag.operations()
         connector.bind(self._blendrag)
-        name = _of_ranks(blocks.format, ranks.size)
+        name = self._named(blocks.format, ranks.size)
         return {"blocks": name, "block_layers": len(layers.attentions), "states": True}
+
+    def _named(self, blocks: str, ranks: int) -> str:
+        """Return the name of a format of blocks of which each rank has a part, with the model that drafts."""
+        if blocks and (draft := drafting_model(self.vllm_config)):
+            blocks += f" beside drafts of {draft} {weights_digest({}, draft.glob('*.safetensors'))}"
+        return f"{blocks} of {ranks} ranks" if blocks and ranks > 1 else blocks
 
     def blendrag_call(self, client: str, number: int, operation: str, *args: Any) -> dict[str, Any]:
         """Run one of the operations. Returns ``{"ok": result}`` or ``{"error": [name, message]}``. A long one
@@ -137,11 +145,6 @@ class BlendWorker:
         except BlendragError as error:
             return _wrong(error)
         return _right(result) if ended else {"more": None}
-
-
-def _of_ranks(blocks: str, size: int) -> str:
-    """Return the name of a format of blocks of which each rank has a part."""
-    return f"{blocks} of {size} ranks" if blocks and size > 1 else blocks
 
 
 def _right(result: Any) -> dict[str, Any]:

@@ -82,7 +82,7 @@ def _joined(blocks: Iterable[Any], left_out: Counter[str], streamed: bool) -> st
     text, apart, missed = "", False, Counter[str]()
     for block in blocks:
         if kind_of(block) in _ELSEWHERE or (isinstance(block, Mapping) and block.get("thought") is True):
-            apart = apart or streamed
+            apart = apart or (streamed and kind_of(block) in CALLS)
             continue
         found = _read(block, missed, streamed)
         if found is None:

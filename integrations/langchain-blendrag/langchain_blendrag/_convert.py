@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from langchain_core.documents import Document
@@ -77,15 +77,16 @@ def _plain(message: BaseMessage, left_out: Counter[str]) -> dict[str, Any]:
     plain: dict[str, Any] = {"role": _ROLES.get(role, role), "content": text}
     if isinstance(message, AIMessage):
         more = message.additional_kwargs  # of OpenAI's classes
-        said = [more.get("refusal"), (more.get("audio") or {}).get("transcript")]
-        plain["content"] = text or next(filter(None, said), "")
+        audio = more.get("audio")
+        said = more.get("refusal"), audio.get("transcript") if isinstance(audio, Mapping) else None
+        plain["content"] = text or next((one for one in said if isinstance(one, str)), "")
         left_out.update("invalid_tool_call" for _ in message.invalid_tool_calls)
         if message.tool_calls:
             plain["tool_calls"] = [
                 {"id": call["id"], "name": call["name"], "arguments": call["args"]}
                 for call in message.tool_calls
             ]
-        elif call := more.get("function_call"):
+        elif isinstance(call := more.get("function_call"), Mapping) and not message.invalid_tool_calls:
             plain["tool_calls"] = [{"id": None, **call}]
         elif isinstance(message.content, list):  # of a history that was written by hand
             left_out.update(kind for kind in map(kind_of, message.content) if kind in CALLS)

@@ -296,8 +296,11 @@ def test_dictionary_has_no_keys_but_those_of_its_enumeration(names: dict[str, An
     grammar = json_grammar({**schema, "$defs": {"Names": {"type": "string", "enum": ["a", "b"]}}}, 100)
     assert all(held(grammar, value) for value in ("{}", '{"b": 1}', '{"a": 1, "b": 2}'))
     assert not any(held(grammar, value) for value in ('{"c": 1}', '{"a": "x"}', '{"a": 1, "c": 2}'))
-    with pytest.raises(ConfigError, match="propertyNames"):
-        json_grammar({**schema, "propertyNames": {"pattern": "^a"}}, 100)
+    one = json_grammar({**schema, "propertyNames": {"const": "a"}}, 100)
+    assert held(one, '{"a": 1}') and not held(one, '{"b": 1}')
+    for others in ({"pattern": "^a"}, {"enum": [1, 2], "type": "integer"}):
+        with pytest.raises(ConfigError, match="propertyNames"):
+            json_grammar({**schema, "propertyNames": others}, 100)
 
 
 def test_alternative_that_no_grammar_holds_is_left_out_while_there_are_others() -> None:

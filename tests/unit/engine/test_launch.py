@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from vllm.logger import _VllmLogRecordFactory
 
 from blendrag.engine.client import launch
 from blendrag.engine.client.launch import SERVING, busy, engine_args, engine_key, server_environment
@@ -151,13 +152,18 @@ def test_environment_is_the_programs_own_again(monkeypatch: pytest.MonkeyPatch, 
 
 
 @pytest.mark.parametrize("log", [None, Path("engine.log")])
-def test_log_records_are_the_programs_own_again_unless_vllm_logs_to_the_terminal(log: Path | None) -> None:
-    """A program that logs all that a record has would find a name of vLLM's in each."""
+@pytest.mark.parametrize("meanwhile", [None, logging.makeLogRecord])
+def test_log_records_are_the_programs_own_again_unless_vllm_logs_to_the_terminal(
+    log: Path | None, meanwhile: Any
+) -> None:
+    """A program that logs all that a record has would find a name of vLLM's in each. meanwhile: what another
+    thread has put there."""
     before = logging.getLogRecordFactory()
+    theirs = _VllmLogRecordFactory(before)
     try:
         with launch.engine_environment(Settings.load(), "sockets", log):
-            logging.setLogRecordFactory(logging.makeLogRecord)
-        assert (logging.getLogRecordFactory() is before) == (log is not None)
+            logging.setLogRecordFactory(meanwhile or theirs)
+        assert logging.getLogRecordFactory() is (meanwhile or (before if log else theirs))
     finally:
         logging.setLogRecordFactory(before)
 

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from blendrag.control.guard import LoadGuard
 from blendrag.engine.compat.groups import LayerGroup
+from blendrag.engine.compat.model import drafting_model
 from blendrag.engine.forward.paged import PagedCache
 from blendrag.engine.hooks import Orders, Step
 from blendrag.engine.prefixes import exact_prefixes
@@ -269,3 +270,19 @@ def test_mixed_report_counts_the_head_as_exact() -> None:
     both = behind(head, blend)
     assert (both.prefix, both.exact, both.cached) == (4, 20, 30)
     assert both.tiers == {"tree ram": 2, "ram": 1} and both.ms == {"load": 3.0, "select": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("drafts", "found"),
+    [
+        (None, None),
+        (SimpleNamespace(draft_model_config=None), None),
+        (SimpleNamespace(draft_model_config=SimpleNamespace(model="target")), None),
+        (SimpleNamespace(draft_model_config=SimpleNamespace(model="head")), Path("head")),
+    ],
+    ids=["none", "by a text's own words", "heads beside the weights", "another model"],
+)
+def test_model_that_drafts_is_told_from_heads_that_are_the_models_own(drafts: Any, found: Any) -> None:
+    """Its KV is in the blocks, too: another one's is not taken for it."""
+    target = SimpleNamespace(model="target")
+    assert drafting_model(SimpleNamespace(model_config=target, speculative_config=drafts)) == found

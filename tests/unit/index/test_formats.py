@@ -175,6 +175,18 @@ def test_what_was_filled_into_a_form_is_kept() -> None:
     assert content(file.getvalue(), ".pdf").text == "Name:\n\nname: Anna Berg"
 
 
+def test_link_on_a_scan_makes_no_text_of_it() -> None:
+    from pypdf import PdfWriter
+    from pypdf.annotations import Link
+
+    writer, file = PdfWriter(), io.BytesIO()
+    writer.add_blank_page(99, 99)
+    writer.add_annotation(0, Link(rect=(1, 1, 9, 9), url="https://a.test"))
+    writer.write(file)
+    with pytest.raises(Unusable, match="OCR"):
+        content(file.getvalue(), ".pdf")
+
+
 def test_what_was_written_on_a_page_and_where_its_links_lead_is_kept() -> None:
     from pypdf import PdfReader, PdfWriter
     from pypdf.annotations import FreeText, Link, Text

@@ -250,11 +250,31 @@ def test_presentation_keeps_numbers_exponents_and_what_is_said_of_shapes() -> No
     )
 
 
+def test_numbers_of_a_slides_list_begin_anew_with_another_kind_or_first_number() -> None:
+    from pptx import Presentation
+
+    presentation = Presentation()
+    frame = presentation.slides.add_slide(presentation.slide_layouts[1]).placeholders[1].text_frame
+    frame.text = "one\ntwo\nother\nfar\nfurther\nodd"
+    kinds = [{}, {}, {"type": "alphaLcParenR"}, {"startAt": "7"}, {"startAt": "7"}, {"startAt": "x"}]
+    for line, kind in zip(frame.paragraphs, kinds, strict=True):
+        properties = line._p.get_or_add_pPr()
+        properties.append(properties.makeelement(f"{DRAWN}buAutoNum", {"type": "arabicPeriod", **kind}))
+    note = frame.add_paragraph()
+    for text in ("1", " Source"):
+        note.add_run().text = text
+    note.runs[0].font._rPr.set("baseline", "30000")
+    file = io.BytesIO()
+    presentation.save(file)
+    lines = "1. one\n2. two\na) other\n7. far\n8. further\n1. odd\n1 Source"
+    assert read_archive(file.getvalue()).text == lines
+
+
 DRAWN = "{http://schemas.openxmlformats.org/drawingml/2006/main}"
 
 
-@pytest.mark.parametrize("drawing", ["<xdr:broken", "<xdr:wsDr xmlns:xdr='x' xmlns:a='y/main'>{}</xdr:wsDr>"])
-def test_workbook_keeps_addresses_of_links_and_texts_of_shapes(drawing: str) -> None:
+def workbook(drawing: str) -> bytes:
+    """A workbook with a link in a cell, and this drawing."""
     from openpyxl import Workbook
     from openpyxl.drawing.image import Image
 
@@ -267,12 +287,57 @@ def test_workbook_keeps_addresses_of_links_and_texts_of_shapes(drawing: str) -> 
     book.save(file)
     with zipfile.ZipFile(file) as old:
         parts: dict[str, str | bytes] = {name: old.read(name) for name in old.namelist()}
-    texts = "".join(f"<a:p><a:r><a:t>{text}</a:t></a:r></a:p>" for text in ("boxed", "twice"))
-    said = "<xdr:pic><xdr:cNvPr descr='crane, 40 t'/></xdr:pic>"
-    parts["xl/drawings/drawing1.xml"] = drawing.format(f"<xdr:sp>{texts}</xdr:sp>{said}")
-    text = "# Sheet\n\n| [form](https://example.com/b7.pdf?a=1&b=2) |\n| --- |"
-    shapes = "\n\nboxed\ntwice\n\n![crane, 40 t](<>)" if "{}" in drawing else ""
-    assert read_archive(archive(parts)).text == text + shapes
+    parts["xl/drawings/drawing1.xml"] = drawing
+    return archive(parts)
+
+
+CELLS = "# Sheet\n\n| [form](https://example.com/b7.pdf?a=1&b=2) |\n| --- |"
+IN_CHOICE = "<x><y:AlternateContent xmlns:y='z'><y:Choice>{}</y:Choice><y:Fallback>{}</y:Fallback>"
+IN_CHOICE += "</y:AlternateContent></x>"
+
+
+def lines(*texts: str) -> str:
+    return "".join(f"<a:p><a:r><a:t>{text}</a:t></a:r></a:p>" for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("drawing", "text"),
+    [
+        (
+            f"<xdr:sp>{lines('boxed', 'twice')}</xdr:sp><xdr:pic><xdr:cNvPr descr='crane, 40 t'/></xdr:pic>",
+            "boxed\ntwice\n\n![crane, 40 t](<>)",
+        ),
+        ("<xdr:sp><a:p><a:r><a:t>by</a:t></a:r><a:br/><a:r><a:t>Anna</a:t></a:r></a:p></xdr:sp>", "by\nAnna"),
+        (
+            "<a:x><a:p><a:r><a:t>10</a:t></a:r><a:r><a:rPr baseline='30000'/><a:t>2</a:t></a:r></a:p></a:x>",
+            "10^2",
+        ),
+        (IN_CHOICE.format("<xdr:cNvPr descr='costs'/>", lines("not available")), "![costs](<>)"),
+        (IN_CHOICE.format("<b/>", lines("older")), "older"),
+        (IN_CHOICE.format(f"<a:p><a:m><a:oMath {M}><m:r><m:t>x</m:t></m:r></a:oMath></a:m></a:p>", "y"), "x"),
+    ],
+)
+def test_workbook_keeps_addresses_of_links_and_what_its_shapes_show(drawing: str, text: str) -> None:
+    drawing = f"<xdr:wsDr xmlns:xdr='x' xmlns:a='y/main'>{drawing}</xdr:wsDr>"
+    assert read_archive(workbook(drawing)).text == f"{CELLS}\n\n{text}"
+
+
+def test_workbook_with_a_broken_drawing_is_read_without_it() -> None:
+    assert read_archive(workbook("<xdr:broken")).text == CELLS
+
+
+def test_letters_in_place_of_a_link_take_no_time() -> None:
+    """To part them at each letter, and look on from there, took hours."""
+    from openpyxl import Workbook
+
+    file = io.BytesIO()
+    Workbook().save(file)
+    with zipfile.ZipFile(file) as old:
+        parts: dict[str, str | bytes] = {name: old.read(name) for name in old.namelist()}
+    sheet = parts["xl/worksheets/sheet1.xml"]
+    assert isinstance(sheet, bytes)
+    parts["xl/worksheets/sheet1.xml"] = sheet + b"<!--<hyperlink " + b"a" * 400_000 + b">-->"
+    assert read_archive(archive(parts)).text.strip() == "# Sheet"
 
 
 def test_workbook_keeps_sheets_dates_and_numbers_without_empty_rows_and_columns() -> None:

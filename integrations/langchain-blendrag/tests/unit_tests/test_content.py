@@ -152,6 +152,20 @@ def test_what_openai_keeps_beside_the_content_is_kept(more: dict[str, Any]) -> N
     assert content_of(AIMessage("Blue.", additional_kwargs=more)) == "Blue."
 
 
+@pytest.mark.parametrize(
+    "more", [{"audio": "x"}, {"refusal": ["x"]}, {"function_call": "f"}, {"audio": {"transcript": 1}}]
+)
+def test_what_stands_there_in_another_form_is_passed_over(more: dict[str, Any]) -> None:
+    (plain,) = plain_messages([AIMessage("", additional_kwargs=more)])
+    assert plain["content"] == "" and "tool_calls" not in plain
+
+
+def test_answer_with_a_thought_inside_is_one_text() -> None:
+    thought = {"type": "reasoning", "reasoning": "Hm."}
+    message = AIMessage([{"type": "text", "text": "Hel"}, thought, {"type": "text", "text": "lo"}])
+    assert content_of(message) == "Hello"
+
+
 def test_call_in_openais_former_form_is_the_messages_own() -> None:
     called = {"function_call": {"name": "f", "arguments": '{"x": 1}'}}
     turns = [AIMessage("", additional_kwargs=called), FunctionMessage("r", name="f")]
