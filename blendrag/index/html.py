@@ -118,6 +118,9 @@ _PARTS = {
 }  # of formulas: before the second, the third
 _UNSEEN_SIGNS = re.compile("[\u00a0\u00ad]")  # a blank, and where a word may be parted
 _LONGEST_DATA_URL = 100
+# Formulas a second time, as KaTeX and MediaWiki draw them for the eye.
+_DRAWN_AGAIN = ".katex-mathml + .katex-html, .mwe-math-mathml-a11y + img, annotation-xml[encoding^='MathML']"
+_TEX = "math annotation[encoding='application/x-tex']"
 # No character of any text. It stands around code in a line, which would become HTML beside another backtick.
 _APART = "\ufdd0"
 
@@ -141,6 +144,12 @@ def _prepare(page: Document) -> None:
         block.tag = "div"
     for formula in page.select("script[type^='math/']"):
         formula.tag = "span"
+    for again in page.select(_DRAWN_AGAIN):
+        again.decompose()
+    formulas = {formula: tex.text.strip() for tex, formula in _nearest(page.select(_TEX), "math")}
+    for drawn, written in formulas.items():
+        if drawn is not None and written:
+            drawn.replace_with(Text(f" {written} "))
     for sample in page.select("xmp, listing"):
         sample.tag = "pre"
     for picture in page.select("[src^='data:'], [href^='data:']"):

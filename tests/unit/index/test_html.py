@@ -26,6 +26,8 @@ def words_in(text: str, *words: str) -> None:
 # -- generated pages ---------------------------------------------------------------------------------------
 
 WORDS = st.text("abXé漢*_`<>&#[]()~\\-.!", min_size=1, max_size=6)
+TWICE = "<math><semantics><msup><mi>x</mi><mn>2</mn></msup>"
+TWICE += "<annotation encoding='application/x-tex'>x^2</annotation></semantics></math>"
 INLINE = ("b", "i", "em", "strong", "span", "code", "a href='u'", "sub", "small", "label", "kbd", "u", "font")
 BLOCK = (
     "p", "div", "h1", "h3", "blockquote", "pre", "section", "article", "header", "footer", "aside", "main",
@@ -182,6 +184,10 @@ def test_xhtml_is_read() -> None:
         ("<p>XIX<sup>e</sup> n<sup>o</sup> 1<sup>a</sup>", "XIXe no 1a"),
         ("<math><mfrac><mrow><mi>a</mi><mo>+</mo><mi>b</mi></mrow><mi>c</mi></mfrac>", "( a  +  b )/ c"),
         ("<math><msup><mi>x</mi><mrow><mi>n</mi><mo>+</mo><mn>1</mn></mrow></msup>", "x ^( n  +  1 )"),
+        (f"<p>So <i class=katex-mathml>{TWICE}</i><i class=katex-html>x2</i> holds", "So x^2 holds"),
+        (f"<p>So <i class=mwe-math-mathml-a11y>{TWICE}</i><img src=x.svg alt='x^2'>.", "So x^2 ."),
+        (f"<math>{TWICE}<semantics><annotation encoding='application/x-tex'>y</annotation>", "y"),
+        ("<math><semantics><mi>x</mi><annotation-xml encoding=MathML-Content>x</annotation-xml>", "x"),
         ("<p>So <script type='math/tex'>m c^2</script>.", "So m c^2."),
         ("<ruby>漢<rp>(</rp><rt>かん</rt><rp>)</rp></ruby>字", "漢(かん)字"),
         ("<ruby>漢<rt>かん</rt>字<rt>じ</rt></ruby>", "漢(かん)字(じ)"),
