@@ -58,9 +58,15 @@ TAKEN = frozenset({*_OURS, *ALIASES, *_MEANT, *_NESTED, *_SAMPLING})
 
 
 def by_our_names(options: Mapping[str, Any], aliases: Mapping[str, str] = ALIASES) -> dict[str, Any]:
-    """Return options, each by the name that it has here; one that is given by that name wins."""
+    """Return options, each by the name that it has here; one that is given by that name wins. Of an HTTP
+    client's timeouts (``httpx.Timeout``, or seconds to connect and to read), that of reading counts."""
     ours = {name: value for name, value in options.items() if name not in aliases}
-    return {aliases[name]: options[name] for name in options if name in aliases} | ours
+    ours = {aliases[name]: options[name] for name in options if name in aliases} | ours
+    if "timeout" in ours:
+        given = ours["timeout"]
+        pair = isinstance(given, tuple) and len(given) > 1
+        ours["timeout"] = given[1] if pair else getattr(given, "read", given)
+    return ours
 
 
 def engine_settings(settings: Mapping[str, Any]) -> dict[str, Any]:

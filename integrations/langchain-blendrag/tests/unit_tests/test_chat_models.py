@@ -108,6 +108,14 @@ def test_sampling_of_the_object_reaches_the_request_and_that_of_the_call_wins() 
     assert called.chat_template_kwargs == {"reasoning_effort": "high", "enable_thinking": True}
 
 
+@pytest.mark.parametrize("timeout", [7, (1, 7), httpx2.Timeout(7, connect=1)])
+def test_timeout_is_taken_in_every_form_of_chat_openais(timeout: Any) -> None:
+    assert request(ChatBlend(timeout=timeout)).sampling.timeout_s == 7
+    assert request(ChatBlend(), request_timeout=timeout).sampling.timeout_s == 7
+    with pytest.raises((ConfigError, ValueError)):
+        ChatBlend(timeout="soon")
+
+
 def test_extra_body_and_model_kwargs_hold_options_of_any_kind() -> None:
     body = {
         "top_k": 3, "max_completion_tokens": 9, "stop_token_ids": [2], "temperature": 0.25,
