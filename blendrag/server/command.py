@@ -22,6 +22,7 @@ from blendrag.engine.client.launch import (
 )
 from blendrag.engine.client.tool_parser import server_tool_parser
 from blendrag.engine.wire.recipe import SECRET
+from blendrag.engine.wire.start_error import one_line
 from blendrag.errors import ConfigError
 from blendrag.former import ENGINE_ARGUMENTS, FORMER
 from blendrag.names import closest
@@ -162,7 +163,10 @@ def serve_command(
 
     _check(settings, bool(keys))
     args = engine_args(settings, model, SERVING, on_cpu)
-    connector, reason = fitting_connector(args, connector_args(settings, sealed=True))
+    try:
+        connector, reason = fitting_connector(args, connector_args(settings, sealed=True))
+    except ValueError as error:  # of the model and its window, which vLLM looks at first
+        raise ConfigError(f"vLLM cannot serve {settings.model} so: {one_line(error)}") from error
     if connector is None:
         raise ConfigError(f"{settings.model} is not blended ({reason}): use vllm serve")
     if connector["kv_connector"] == "StatesConnector" and not settings.tree:

@@ -64,6 +64,12 @@ def test_server_has_the_settings_that_were_asked_for(model_dir: Path) -> None:
     assert Settings.load(**served["settings"]) == settings
 
 
+def test_window_that_the_model_has_not_is_refused_in_one_line(model_dir: Path) -> None:
+    with pytest.raises(ConfigError, match=r"so: .*max_model_len \(100000000\) is greater") as raised:
+        serve_command(Settings.load(max_model_len=100_000_000), {}, model_dir, None, [])
+    assert "\n" not in str(raised.value)
+
+
 def test_each_server_has_a_secret_of_its_own(model_dir: Path) -> None:
     one, other = (serve_command(Settings.load(), {}, model_dir, None, []).variables[SECRET] for _ in "12")
     assert one != other
