@@ -14,7 +14,6 @@ from datetime import datetime
 from html import unescape
 from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import unquote
-from xml.etree import ElementTree
 
 from blendrag.index.html import RAISED, markdown, markup
 from blendrag.index.text import Content, Unusable
@@ -110,7 +109,7 @@ def _read_pptx(archive: zipfile.ZipFile) -> Content:
 
 
 def _slide(slide: Slide) -> Iterator[str]:
-    _complete(slide)
+    _complete(slide.shapes._spTree, slide.part.rels)
     title = slide.shapes.title
     if title is not None and (words := title.text_frame.text.split()):
         yield f"# {' '.join(words)}"
@@ -119,26 +118,42 @@ def _slide(slide: Slide) -> Iterator[str]:
         yield _lines(notes.text)
 
 
-def _complete(slide: Slide) -> None:
-    """Put formulas, addresses of links, and shapes that are there in several forms where pptx reads them."""
+_SPACES = {
+    "a": "http://schemas.openxmlformats.org/drawingml/2006/main",
+    "r": "http://schemas.openxmlformats.org/officeDocument/2006/relationships",
+}
+# What a form of a shape says: its text, or what is said of a chart.
+_SAYS = ".//*[local-name()='t' or (local-name()='graphicFrame' and */*[local-name()='cNvPr']/@descr!='')]"
+
+
+def _select(tree: Any, path: str) -> Any:
+    """Return what an XPath finds in any element, also of a kind that pptx does not know."""
+    from lxml.etree import XPath
+
+    return XPath(path, namespaces=_SPACES)(tree)
+
+
+def _complete(tree: Any, rels: Mapping[str, Any]) -> None:
+    """Put formulas, addresses of links, exponents, and shapes that are there in several forms where pptx
+    reads them."""
     from blendrag.index.word import formula
 
-    tree = slide.shapes._spTree
-    for forms in tree.xpath(".//*[local-name()='AlternateContent']"):
-        with_text = (form for form in forms if form.xpath(".//*[local-name()='t']"))
-        for shape in next(with_text, forms[-1] if len(forms) else forms):
+    for forms in _select(tree, ".//*[local-name()='AlternateContent']"):
+        that_say = (form for form in forms if _select(form, _SAYS))
+        for shape in next(that_say, forms[-1] if len(forms) else forms):
             forms.addprevious(shape)
         forms.getparent().remove(forms)
-    for math in tree.xpath(".//a:p/*[local-name()='m']"):
+    for math in _select(tree, ".//a:p/*[local-name()='m'][*]"):
         math.addprevious(math.getparent().add_r(formula(math[0])))
-    for link in tree.xpath(".//a:r/a:rPr/a:hlinkClick[@r:id!='']"):
-        run, leads_to = link.getparent().getparent(), slide.part.rels.get(link.rId)
+    for link in _select(tree, ".//a:r/a:rPr/a:hlinkClick[@r:id!='']"):
+        run, leads_to = link.getparent().getparent(), rels.get(link.rId)
         if leads_to is not None and leads_to.is_external:
             run.t.text = f"[{run.t.text}]({leads_to.target_ref})"
-    for run in tree.xpath(".//a:p/a:r[a:rPr/@baseline > 0][preceding-sibling::*[1][not(self::a:pPr)]]"):
-        if RAISED.match(run.t.text or ""):
+    for run in _select(tree, ".//a:p/a:r[a:rPr/@baseline > 0]"):
+        before = run.getprevious()  # none, or the paragraph's properties: a note's number
+        if before is not None and not str(before.tag).endswith("}pPr") and RAISED.match(run.t.text or ""):
             run.t.text = f"^{run.t.text}"
-    for body in tree.xpath(".//*[a:p/a:pPr/a:buAutoNum]"):
+    for body in _select(tree, ".//*[a:p/a:pPr/a:buAutoNum]"):
         _number(body)
 
 
@@ -156,7 +171,7 @@ def _number(body: Any) -> None:
 
     counts: dict[int, int] = {}
     kinds: dict[int, tuple[str, str]] = {}  # by level: another kind, or another first number, begins anew
-    for paragraph in body.xpath("a:p[.//a:t]"):
+    for paragraph in _select(body, "a:p[.//a:t]"):
         level = paragraph.pPr.lvl if paragraph.pPr is not None else 0
         counts = {above: count for above, count in counts.items() if above <= level}
         numbered = paragraph.xpath("a:pPr/a:buAutoNum")
@@ -222,8 +237,7 @@ def _whole_sheet(archive: zipfile.ZipFile, sheet: Any) -> Iterator[str]:
     for target in dict.fromkeys(drawings):
         drawn = posixpath.normpath(posixpath.join(folder, target)).removeprefix("/")
         if drawn in archive.namelist():
-            with contextlib.suppress(ElementTree.ParseError, RecursionError):  # no cell needs it
-                yield from _drawn(archive.read(drawn))
+            yield from _drawn(archive.read(drawn))
 
 
 def _found(tags: re.Pattern[bytes], part: bytes) -> list[dict[str, str]]:
@@ -239,52 +253,19 @@ def _found(tags: re.Pattern[bytes], part: bytes) -> list[dict[str, str]]:
 
 def _drawn(part: bytes) -> Iterator[str]:
     """Yield the texts of a sheet's shapes, and what is said of its pictures and charts."""
-    for shape in ElementTree.fromstring(part):
-        shown = list(_shown(shape))
-        lines = [_line(each) for each in shown if each.tag.endswith("/main}p")]
-        if text := "\n".join(filter(str.strip, lines)):
-            yield text
-        elif description := " ".join(" ".join(map(_description, shown)).split()):
-            yield f"![{description}](<>)"
+    from lxml.etree import XMLSyntaxError
+    from pptx.exc import InvalidXmlError
+    from pptx.oxml import parse_xml
 
-
-def _shown(element: ElementTree.Element) -> Iterator[ElementTree.Element]:
-    """Yield an element and all in it; of what is there in several forms, the first that says something."""
-    yield element
-    parts = list(element)
-    if parts and element.tag.endswith("}AlternateContent"):
-        parts = [next((form for form in parts if any(map(_says, form.iter()))), parts[-1])]
-    for part in parts:
-        yield from _shown(part)
-
-
-def _says(element: ElementTree.Element) -> bool:
-    return bool(_description(element) or (element.tag.endswith("}t") and (element.text or "").strip()))
-
-
-def _description(element: ElementTree.Element) -> str:
-    return element.get("descr", "") if element.tag.endswith("}cNvPr") else ""
-
-
-def _line(paragraph: ElementTree.Element) -> str:
-    """Return the text of a paragraph in a shape."""
-    from blendrag.index.word import formula
-
-    line = ""
-    for run in paragraph:
-        if run.tag.endswith("}br"):
-            line += "\n"
-        elif run.tag.endswith("}m"):
-            line += "".join(map(formula, run))
-        else:
-            text = "".join(each.text or "" for each in run if each.tag.endswith("}t"))
-            raised = any(
-                int(about.get("baseline", "0").rstrip("%") or 0) > 0
-                for about in run
-                if about.tag.endswith("}rPr")
-            )
-            line += f"^{text}" if line and raised and RAISED.match(text) else text
-    return line
+    with contextlib.suppress(XMLSyntaxError, InvalidXmlError):  # no cell needs it
+        tree = parse_xml(part)
+        _complete(tree, {})
+        for shape in tree:
+            lines = [line.text for line in _select(shape, ".//a:p")]
+            if text := _lines("\n".join(filter(str.strip, lines))):
+                yield text
+            elif description := " ".join(_select(shape, "string(.//*[local-name()='cNvPr']/@descr)").split()):
+                yield f"![{description}](<>)"
 
 
 def _sheet(sheet: Any, links: Mapping[str, str]) -> str:

@@ -140,7 +140,7 @@ def test_prompt_that_goes_on_behind_a_state_grows_from_there(rig: Rig) -> None:
 
 def test_part_that_vllms_own_cache_has_is_not_loaded_again(rig: Rig) -> None:
     if not rig.engine.facts.prefix_caching:
-        pytest.skip("vLLM has none here")
+        pytest.skip("vLLM drafts for hybrid models without prefix caching only, on CPUs")
     third = rig.documents[2]
     plan, block = rig.plan(third), rig.engine.facts.block_size
     rig.prefixes.grow(plan)

@@ -10,6 +10,14 @@ from typing import Any
 W = 'xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"'
 _R = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
 _PACKAGE = "http://schemas.openxmlformats.org/package/2006"
+FORMS = 'xmlns:mc="http://schemas.openxmlformats.org/markup-compatibility/2006"'
+M = 'xmlns:m="http://schemas.openxmlformats.org/officeDocument/2006/math"'
+MATH = (
+    f"<m:oMath {M}><m:f><m:num><m:r><m:t>a+b</m:t></m:r></m:num><m:den><m:r><m:t>2</m:t></m:r></m:den></m:f>"
+    "<m:sSup><m:e><m:d><m:e><m:r><m:t>x</m:t></m:r></m:e></m:d></m:e><m:sup><m:r><m:t>2</m:t></m:r></m:sup>"
+    '</m:sSup><m:nary><m:naryPr><m:chr m:val="∑"/></m:naryPr><m:e><m:rad><m:e><m:r><m:t>y</m:t></m:r></m:e>'
+    "</m:rad></m:e></m:nary></m:oMath>"
+)
 
 
 def archive(parts: dict[str, str | bytes]) -> bytes:
