@@ -57,7 +57,7 @@ TAKEN = frozenset({*_OURS, *ALIASES, *_MEANT, *_NESTED, *_SAMPLING})
 """Names of all options of a call."""
 
 
-def by_our_names(options: Mapping[str, Any], aliases: Mapping[str, str] = ALIASES) -> dict[str, Any]:
+def in_our_terms(options: Mapping[str, Any], aliases: Mapping[str, str] = ALIASES) -> dict[str, Any]:
     """Return options, each by the name that it has here; one that is given by that name wins. Of an HTTP
     client's timeouts (``httpx.Timeout``, or seconds to connect and to read), that of reading counts."""
     ours = {name: value for name, value in options.items() if name not in aliases}
@@ -89,7 +89,7 @@ def call_options(*given: Mapping[str, Any], also: Iterable[str] = ()) -> dict[st
     other: dict[str, Any] = {}
     unknown: list[str] = []
     for layer, nested in (found for one in given for found in _layers(one, False)):
-        for name, value in by_our_names(layer).items():
+        for name, value in in_our_terms(layer).items():
             if value is None or name in _NESTED or name in WITHOUT_EFFECT:
                 continue
             if name == "chat_template_kwargs" and isinstance(value, Mapping):

@@ -144,12 +144,7 @@ def _prepare(page: Document) -> None:
         block.tag = "div"
     for formula in page.select("script[type^='math/']"):
         formula.tag = "span"
-    for again in page.select(_DRAWN_AGAIN):
-        again.decompose()
-    formulas = {formula: tex.text.strip() for tex, formula in _nearest(page.select(_TEX), "math")}
-    for drawn, written in formulas.items():
-        if drawn is not None and written:
-            drawn.replace_with(Text(f" {written} "))
+    _keep_one_form(page)
     for sample in page.select("xmp, listing"):
         sample.tag = "pre"
     for picture in page.select("[src^='data:'], [href^='data:']"):
@@ -177,6 +172,16 @@ def _prepare(page: Document) -> None:
     layout = {table for _, table in _nearest(page.select("pre, table") if tables else [], "table")}
     for table in tables:
         _unfold(table) if table in layout else _complete(table)
+
+
+def _keep_one_form(page: Document) -> None:
+    """Keep one form of each formula, TeX where it stands beside another."""
+    for again in page.select(_DRAWN_AGAIN):
+        again.decompose()
+    formulas = {formula: tex.text.strip() for tex, formula in _nearest(page.select(_TEX), "math")}
+    for drawn, written in formulas.items():
+        if drawn is not None and written:
+            drawn.replace_with(Text(f" {written} "))
 
 
 def _write_signs(page: Document) -> None:

@@ -28,7 +28,8 @@ from blendrag.engine.client.engine import Engine
 from blendrag.options import DEFAULTS, STEPS, BlendOverrides
 from blendrag.serving import lease
 from blendrag.settings import Settings
-from model_shapes import SHAPES, rows
+from model_shapes import SHAPES
+from models_page import rows
 from one_engine import variables
 from places import DOCS, EXAMPLES, ROOT
 

@@ -142,7 +142,7 @@ class ChatBlend(BlendOverrides, InConversation):
     def _gather_settings(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        values = foreign.by_our_names(values, SYNONYMS)
+        values = foreign.in_our_terms(values, SYNONYMS)
         if values.get("kv_dir") == "":  # of no name: not the folder where one is
             del values["kv_dir"]
         fields = {*cls.model_fields, "model_name"}

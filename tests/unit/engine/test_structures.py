@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from bound_models import bound
-from model_shapes import SHAPES, Shape, check_page, provide_torchvision
+from model_shapes import SHAPES, Shape, provide_torchvision
+from models_page import check_page
 
 # What neither the shared engine's model nor another test has: latents, layers of two shapes, and those that
 # share KV.
