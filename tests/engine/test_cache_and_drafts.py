@@ -77,7 +77,12 @@ def test_blend_and_exact_prefix_come_with_the_kv_of_the_model_that_drafts(
     engine, counted = Engine.shared(Settings.load(**asked)), []
     with BlendIndex.open(tmp_path, **asked) as index:
         index.ingest(EXAMPLES / "handbook", progress=False)
-        for mode, question in (("full", CLOSED), ("blended", CLOSED), ("blended", TRAVEL), ("exact", CLOSED)):
+        for mode, question in (
+            ("plain", CLOSED),
+            ("blended", CLOSED),
+            ("blended", TRAVEL),
+            ("exact", CLOSED),
+        ):
             if mode == "exact":
                 index.warm(question)
             while not engine.reset_prefix_cache():
