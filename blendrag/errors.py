@@ -35,7 +35,7 @@ from contextlib import contextmanager
 
 
 class BlendragError(Exception):
-    """Base of all errors raised by blendrag."""
+    """The base of all errors that blendrag raises."""
 
 
 class ConfigError(BlendragError):
