@@ -208,6 +208,6 @@ def recognition(
     measured(lambda bar: run_recognition(settings, wanted, bar), json, "recognition", paste=paste)
 
 
-app = group(help="Measure on this machine.")
+app = group(help="Measure blending and caching on this machine.")
 for command in (ttft, load, tree, eviction, recognition):
     app.command()(command)
