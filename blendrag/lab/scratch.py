@@ -197,7 +197,7 @@ def scratch_tree(
     """Open an empty tree in RAM for a while. blocks: the engine's, at most. disk: over one, which several
     ranks share."""
     identity = kv_identity(settings, engine.model_path, prefix_ids(settings, engine.model_path))
-    row = Layout(replace(identity, codec="raw"), engine.facts.dtype).row_bytes(engine.facts.block_size, 1)
+    row = Layout(replace(identity, codec="raw"), engine.facts.dtype).row_bytes(engine.facts.block_size)
     limit = None if blocks is None else blocks * row * engine.facts.block_layers
     ram = TierSpec(kind="ram", bytes=limit, policy=ram_of(settings).policy)
     tiers = (ram, ram.model_copy(update={"kind": "disk"})) if disk else (ram,)

@@ -19,7 +19,12 @@ class StoredLayer(NamedTuple):
 
 class StoredLayers(ABC):
     """The stored K and V of a prompt's cached tokens, layer by layer (the paper's ``fetch_kv`` and
-    ``synchronize``, its section 6). Use as a context manager: leaving it gives everything back."""
+    ``synchronize``, its section 6). Use as a context manager: leaving it gives everything back.
+
+    num_layers: how many come, those of a model that drafts behind the model's own.
+    """
+
+    num_layers: int
 
     @abstractmethod
     def fetch_kv(self, first_layer: int, again: Sequence[int] = ()) -> None:
@@ -58,6 +63,7 @@ class SteadyLayers(StoredLayers):
 
     def __init__(self, layers: StoredLayers, shape: tuple[int, ...], like: torch.Tensor) -> None:
         self._layers, self._shape, self._like = layers, shape, like
+        self.num_layers = layers.num_layers
         self.failure: Exception | None = None
 
     def fetch_kv(self, first_layer: int, again: Sequence[int] = ()) -> None:

@@ -24,7 +24,7 @@ from blendrag.load.layer_decode import Encoded, LayerDecode, decodes_at_once
 from blendrag.load.layers import StoredLayer, StoredLayers
 from blendrag.load.slots import Slots, make_slots, sent_at_once
 from blendrag.load.trace import Trace
-from blendrag.store.record import DamagedError, Head, Layout, Reason, Record
+from blendrag.store.record import NO_DRAFTS, DamagedError, DraftLayers, Head, Layout, Reason, Record
 from blendrag.store.tiers import GoneError, Opened, Read, Tier, TierError
 
 IN_FLIGHT = 8
@@ -74,7 +74,7 @@ class _Part:
         parts, at = [], 0
         for span in spans:
             head = span.opened.head
-            layers = head.layout.num_layers
+            layers = head.num_layers
             for number, shard in enumerate(head.own_shards):
                 kept = None if span.kept is None else span.kept[number * layers : (number + 1) * layers]
                 parts.append(cls(span, at, shard, shard * layers, kept))
@@ -109,9 +109,11 @@ class LayerLoader:
         device: torch.device,
         trace: Trace,
         filled: Filled | None = None,
+        drafts: DraftLayers = NO_DRAFTS,
     ) -> StoredLayers:
-        """Load the layers of ``spans``, one after the other. ``filled`` gets what was read for RAM, and from
-        which tiers, in the loader's thread. Waiting for a layer raises LoadFailedError."""
+        """Load the layers of ``spans``, one after the other, and behind them those of ``drafts``, if all have
+        them. ``filled`` gets what was read for RAM, and from which tiers, in the loader's thread. Waiting for
+        a layer raises LoadFailedError."""
         count = min(self._in_flight, layout.num_layers)
         group = max([sent_at_once(device), *(span.opened.tier.group for span in spans)])
         group = max(1, min(group, count // 2))
@@ -126,7 +128,8 @@ class LayerLoader:
             self._slots = make_slots(count, *sizes, layout.dtype, device, group)
             self._kind = kind
         ring, told = _Ring(self._slots, count, group), (trace, filled, self._timed)
-        return _Loading(self._thread, ring, tokens, spans, layout, device, *told)
+        more = drafts.layers if all(span.opened.head.drafts == drafts for span in spans) else 0
+        return _Loading(self._thread, ring, tokens, spans, layout, device, *told, more)
 
     @property
     def thread(self) -> Executor:
@@ -159,7 +162,9 @@ class _Loading(StoredLayers):
         trace: Trace,
         filled: Filled | None,
         timed: Timed | None,
+        drafts: int,
     ) -> None:
+        self.num_layers = layout.num_layers + drafts
         self._thread, self._slots, self._count, self._group = thread, ring.slots, ring.count, ring.group
         self._turns: list[int] = []  # the layers, in the order of loading
         self._spans, self._layout, self._trace, self._filled = spans, layout, trace, filled
@@ -184,7 +189,7 @@ class _Loading(StoredLayers):
 
     def fetch_kv(self, first_layer: int, again: Sequence[int] = ()) -> None:
         self._started = True
-        self._turns = [*range(first_layer, self._layout.num_layers), *again]
+        self._turns = [*range(first_layer, self.num_layers), *again]
         self._thread.submit(self._run, first_layer)
 
     def ready(self, layer: int, wait_s: float = 0.0) -> bool:
@@ -242,7 +247,7 @@ class _Loading(StoredLayers):
 
     @torch.inference_mode()
     def _run(self, first_layer: int) -> None:
-        turn, once = 0, self._layout.num_layers - first_layer
+        turn, once = 0, self.num_layers - first_layer
         try:
             while turn < len(self._turns):
                 count = self._together(turn, once)
@@ -345,8 +350,10 @@ class _Loading(StoredLayers):
     def _fill(self, first_layer: int, filled: Filled) -> None:
         """Read the layers that nobody asked for, too, and hand the records over."""
         for part in self._parts:
-            if first_layer and part.kept is not None:
-                read = part.read(0, first_layer, part.kept[:first_layer])
+            for first, last in ((0, first_layer), (self.num_layers, part.span.opened.head.num_layers)):
+                if first == last or part.kept is None:
+                    continue
+                read = part.read(first, last, part.kept[first:last])
                 (rows,) = read.opened.tier.read([read])
                 read.opened.head.verify(read.first, rows)
                 if rows.data_ptr() != read.into.data_ptr():

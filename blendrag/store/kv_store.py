@@ -17,7 +17,7 @@ from blendrag.store.catalogue import Catalogue
 from blendrag.store.identity import NO_CONTEXT, KVIdentity
 from blendrag.store.kv_reader import KVReader, WantedChunks, close_all, read_whole
 from blendrag.store.primary import Primary, delete_from
-from blendrag.store.record import DamagedError, Layout, Miss, Reason, Record
+from blendrag.store.record import NO_DRAFTS, DamagedError, DraftLayers, Layout, Miss, Reason, Record
 from blendrag.store.replicas import Replicas
 from blendrag.store.stack import TierSpec, primary_at
 from blendrag.store.tiers import Context, DiskTier, GoneError, Opened, RamTier, Tier, TierError, make_tier
@@ -129,15 +129,22 @@ class KVStore(KVReader):
 
     # -- writing ------------------------------------------------------------------------------------------
 
-    def put(self, key: str, token_ids: Sequence[int], kv: torch.Tensor, context: str = NO_CONTEXT) -> int:
-        """Store the KV of a chunk, [layers, 2 (K before RoPE, V), tokens, kv_heads, head_size]. Returns its
-        bytes, 0 if the catalogue does not want it (any more).
+    def put(
+        self,
+        key: str,
+        token_ids: Sequence[int],
+        kv: torch.Tensor,
+        context: str = NO_CONTEXT,
+        drafts: DraftLayers = NO_DRAFTS,
+    ) -> int:
+        """Store the KV of a chunk, [layers, 2 (K before RoPE, V), tokens, kv_heads, head_size], ``drafts``
+        among the layers. Returns its bytes, 0 if the catalogue does not want it (any more).
 
         Raises StoreFullError or StoreError, leaving nothing behind.
         """
         if not self._catalogue.knows(key):
             return 0
-        return self.keep(self.layout.encode(key, token_ids, kv, context))
+        return self.keep(self.layout.encode(key, token_ids, kv, context, drafts))
 
     def keep(self, record: Record) -> int:
         """Do as :meth:`put`, with a record."""

@@ -6,6 +6,9 @@ heads). The header carries a checksum per row, so a layer can be used before the
 
 An engine of several ranks cuts its records into as many shards of heads, all layers of the first before those
 of the second, so that each rank reads one range. Any engine reads any record.
+
+Behind the model's own layers there may be those of a model that drafts, which the header names. A chunk's key
+does not depend on it, since no text does.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -51,6 +54,16 @@ class Miss:
     reason: Reason
 
 
+class DraftLayers(NamedTuple):
+    """The layers of a model that drafts: which model it is, and how many of its layers there are."""
+
+    name: str = ""
+    layers: int = 0
+
+
+NO_DRAFTS = DraftLayers()
+
+
 class Layout:
     """The format of one identity's records.
 
@@ -76,25 +89,38 @@ class Layout:
             self._codecs[shards] = make_codec(self.identity.codec, heads, self.size, self.dtype)
         return self._codecs[shards]
 
-    def row_bytes(self, tokens: int, rows: int, context: str = NO_CONTEXT) -> int:
-        """Return the bytes of each of so many rows of a chunk."""
-        return self.codec_of(max(1, rows // max(1, self.num_layers))).row_bytes(tokens)
+    def row_bytes(self, tokens: int, shards: int = 1, context: str = NO_CONTEXT) -> int:
+        """Return the bytes of a row of a chunk with so many shards."""
+        return self.codec_of(shards).row_bytes(tokens)
 
     def encode(
-        self, key: str, token_ids: Sequence[int], kv: torch.Tensor, context: str = NO_CONTEXT
+        self,
+        key: str,
+        token_ids: Sequence[int],
+        kv: torch.Tensor,
+        context: str = NO_CONTEXT,
+        drafts: DraftLayers = NO_DRAFTS,
     ) -> Record:
-        """Make a record of [layers, 2 (K before RoPE, V), tokens, kv_heads, head_size]."""
+        """Make a record of [layers, 2 (K before RoPE, V), tokens, kv_heads, head_size], of which ``drafts``
+        are the last ones."""
         ids = np.ascontiguousarray(token_ids, dtype="<i4")
         codec = self.codec_of(self.shards)
         parts = [codec.encode(part).cpu() for part in kv.chunk(self.shards, dim=3)]
         rows = torch.cat(parts) if len(parts) > 1 else parts[0]
-        head = Head(self, key, ids, tuple(checksum(row) for row in rows), context)
+        head = Head(self, key, ids, tuple(checksum(row) for row in rows), context, drafts)
         return Record(head, rows)
 
-    def header(self, key: str, ids: TokenIds, checksums: Sequence[str], context: str = NO_CONTEXT) -> bytes:
+    def header(
+        self,
+        key: str,
+        ids: TokenIds,
+        checksums: Sequence[str],
+        context: str = NO_CONTEXT,
+        drafts: DraftLayers = NO_DRAFTS,
+    ) -> bytes:
         """Return a record's first bytes, which follow from what it holds: others mean damage."""
         tokens, count = len(ids), len(checksums)
-        row = self.row_bytes(tokens, count, context)
+        row = self.row_bytes(tokens, max(1, self._shards(count, drafts)), context)
         fields = {
             "__metadata__": {
                 "key": key,
@@ -103,6 +129,7 @@ class Layout:
                 "ids": xxhash.xxh3_64_hexdigest(ids.tobytes()),
                 "rows": "".join(checksums),
                 **({"context": context} if context else {}),
+                **({"drafts": f"{drafts.layers} {drafts.name}"} if drafts.layers else {}),
             },
             "token_ids": {"dtype": "I32", "shape": [tokens], "data_offsets": [0, 4 * tokens]},
             "layers": {
@@ -134,6 +161,8 @@ class Layout:
             (tokens,) = fields["token_ids"]["shape"]
             metadata = fields["__metadata__"]
             rows, context = str(metadata["rows"]), str(metadata.get("context", NO_CONTEXT))
+            more, _, name = str(metadata.get("drafts", 0)).partition(" ")
+            drafts = DraftLayers(name, int(more))
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise DamagedError(f"{key}: unreadable header ({type(error).__name__})") from error
         if not isinstance(tokens, int) or isinstance(tokens, bool) or not 0 < tokens <= _MAX_TOKENS:
@@ -143,33 +172,36 @@ class Layout:
         begin, end = 8 + length, 8 + length + 4 * tokens
         checksums = tuple(rows[at : at + 16] for at in range(0, len(rows), 16))
         count = len(checksums)
-        if not self._has_shards(count) or size != end + count * self.row_bytes(tokens, count, context):
+        shards = self._shards(count, drafts)
+        if not shards or size != end + count * self.row_bytes(tokens, shards, context):
             raise DamagedError(f"{key}: {size:,} bytes, {count:,} rows")
         if len(first) < end:
             return end
         ids: TokenIds = np.frombuffer(bytes(first[begin:end]), dtype="<i4")
-        if self.header(key, ids, checksums, context) != bytes(first[:begin]):
+        if self.header(key, ids, checksums, context, drafts) != bytes(first[:begin]):
             raise DamagedError(f"{key}: another record's header, or a changed one")
         # This way no record is larger than its chunk, whoever wrote it.
         if self.key_of(ids, context) != key:
             raise DamagedError(f"{key}: another chunk's tokens")
-        return Head(self, key, ids, checksums, context)
+        return Head(self, key, ids, checksums, context, drafts)
 
     def key_of(self, ids: Sequence[int] | TokenIds, context: str) -> str:
         """Return the key of the record with these tokens, and this text before them."""
         return self.identity.chunk_key(ids, context)
 
-    def _has_shards(self, rows: int) -> bool:
-        """Return whether so many rows make whole shards."""
-        shards, rest = divmod(rows, max(1, self.num_layers))
-        return shards > 0 and rest == 0 and self.heads % shards == 0
+    def _shards(self, rows: int, drafts: DraftLayers) -> int:
+        """Return how many shards so many rows make; 0: not whole ones."""
+        shards, rest = divmod(rows, max(1, self.num_layers + drafts.layers))
+        few = 0 <= drafts.layers <= max(1, self.num_layers)  # whoever wrote it
+        return shards if few and shards and not rest and self.heads % shards == 0 else 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Head:
     """The head of a record, before its layers: enough to read any layer, and to verify it.
 
-    Row ``shard * num_layers + layer`` has the heads of that shard in that layer.
+    Row ``shard * num_layers + layer`` has the heads of that shard in that layer. drafts: the last of its
+    layers.
     """
 
     layout: Layout
@@ -177,6 +209,7 @@ class Head:
     ids: TokenIds
     checksums: tuple[str, ...]
     context: str = NO_CONTEXT
+    drafts: DraftLayers = NO_DRAFTS
 
     @property
     def tokens(self) -> int:
@@ -187,12 +220,16 @@ class Head:
         return len(self.checksums)
 
     @property
+    def num_layers(self) -> int:
+        return self.layout.num_layers + self.drafts.layers
+
+    @property
     def shards(self) -> int:
-        return max(1, self.num_rows // max(1, self.layout.num_layers))
+        return max(1, self.num_rows // max(1, self.num_layers))
 
     @property
     def row_bytes(self) -> int:
-        return self.layout.row_bytes(self.tokens, self.num_rows, self.context)
+        return self.layout.row_bytes(self.tokens, self.shards, self.context)
 
     @property
     def own_shards(self) -> range:
@@ -203,7 +240,7 @@ class Head:
     @property
     def own_rows(self) -> range:
         """Return the rows of all layers of :attr:`own_shards`."""
-        layers, shards = self.layout.num_layers, self.own_shards
+        layers, shards = self.num_layers, self.own_shards
         return range(layers * shards.start, layers * shards.stop)
 
     @property
@@ -223,7 +260,8 @@ class Head:
 
     def bytes(self) -> bytes:
         """Return the record's bytes before the first layer."""
-        return self.layout.header(self.key, self.ids, self.checksums, self.context) + self.ids.tobytes()
+        header = self.layout.header(self.key, self.ids, self.checksums, self.context, self.drafts)
+        return header + self.ids.tobytes()
 
     def starts_with(self, token_ids: Sequence[int]) -> bool:
         """Return whether the chunk's tokens begin with these: ids are compared, too (decision D5)."""
@@ -234,7 +272,7 @@ class Head:
         """Compare rows ``first``, ``first + 1``, ... with their checksums. Raises DamagedError."""
         for at, row in enumerate(rows, first):
             if checksum(row) != self.checksums[at]:
-                raise DamagedError(f"{self.key}: checksum of layer {at % self.layout.num_layers}")
+                raise DamagedError(f"{self.key}: checksum of layer {at % self.num_layers}")
 
     def decode(self, row: torch.Tensor, shard: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """Decode a row of this shard into ``key`` and ``value``, [n, own heads, head_size] each, n <= tokens:
@@ -284,11 +322,10 @@ class Record:
 
     def decode(self) -> torch.Tensor:
         """Return [layers, 2 (K before RoPE, V), tokens, own heads, head_size], as exact as the codec is."""
-        layout, wanted = self.head.layout, self.head.own_rows
-        shape = (layout.num_layers, 2, self.head.tokens, len(layout.own), layout.size)
-        kv = torch.empty(shape, dtype=layout.dtype)
-        for at in wanted:
-            shard, layer = divmod(at, layout.num_layers)
+        layout, layers = self.head.layout, self.head.num_layers
+        kv = torch.empty((layers, 2, self.head.tokens, len(layout.own), layout.size), dtype=layout.dtype)
+        for at in self.head.own_rows:
+            shard, layer = divmod(at, layers)
             self.head.decode(self.rows[at - self.first], shard, *kv[layer])
         return kv
 

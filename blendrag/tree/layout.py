@@ -51,9 +51,9 @@ class NodeLayout(Layout):
         start, _ = placed(context)
         return state_key(self.identity, ids) if start == len(ids) else super().key_of(ids, context)
 
-    def row_bytes(self, tokens: int, rows: int, context: str = NO_CONTEXT) -> int:
-        if rows != self.num_layers * self.shards:
-            raise DamagedError(f"a node's record: {rows:,} rows")
+    def row_bytes(self, tokens: int, shards: int = 1, context: str = NO_CONTEXT) -> int:
+        if shards != self.shards:
+            raise DamagedError(f"a node's record: {shards:,} shards")
         try:
             start, _ = placed(context)
         except ValueError as error:
@@ -74,5 +74,5 @@ class NodeLayout(Layout):
         node's end."""
         ids = np.ascontiguousarray(token_ids, dtype="<i4")
         context = place(start, parent)
-        assert rows.shape[1] == self.row_bytes(len(ids), len(rows), context), "other blocks than the node's"
+        assert rows.shape[1] == self.row_bytes(len(ids), self.shards, context), "other blocks than the node's"
         return Record(Head(self, key, ids, tuple(checksum(row) for row in rows), context), rows)

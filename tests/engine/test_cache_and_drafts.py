@@ -65,7 +65,7 @@ def test_drafts_change_no_blended_answer(model_dir: Path, tmp_path: Path) -> Non
     assert plain == by_ngram == by_head
 
 
-def test_exact_prefix_comes_with_the_kv_of_the_model_that_drafts(
+def test_blend_and_exact_prefix_come_with_the_kv_of_the_model_that_drafts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that its drafts, of the model itself here, are accepted as behind full prefill."""
@@ -77,18 +77,18 @@ def test_exact_prefix_comes_with_the_kv_of_the_model_that_drafts(
     engine, counted = Engine.shared(Settings.load(**asked)), []
     with BlendIndex.open(tmp_path, **asked) as index:
         index.ingest(EXAMPLES / "handbook", progress=False)
-        for question, exact in ((CLOSED, False), (CLOSED, True), (TRAVEL, True), (CLOSED, True)):
-            if exact:
+        for mode, question in (("full", CLOSED), ("blended", CLOSED), ("blended", TRAVEL), ("exact", CLOSED)):
+            if mode == "exact":
                 index.warm(question)
             while not engine.reset_prefix_cache():
                 time.sleep(0.05)
             before = accepted()
-            evidence = index.ask(question, max_tokens=40, blend=False).evidence
-            assert (evidence.mode == "exact") is exact
+            evidence = index.ask(question, max_tokens=40, blend=mode == "blended").evidence
+            assert evidence.mode == mode
             counted.append(tuple(after - number for after, number in zip(accepted(), before, strict=True)))
     engine.release()
     assert counted[0][0] == counted[0][1] > 20
-    assert counted[1] == counted[3] == counted[0] and counted[2][0] == counted[2][1]
+    assert counted == [counted[0]] * 4
 
 
 def accepted() -> tuple[float, float]:

@@ -16,6 +16,7 @@ from blendrag.engine.wire.report import BlendReport
 from blendrag.load.loader import LayerLoader
 from blendrag.options import BlendOptions
 from blendrag.store.identity import KVIdentity
+from blendrag.store.record import NO_DRAFTS, DraftLayers
 from blendrag.store.tiers import TierSpec
 from small_decoder import KV_HEADS, SIZE
 from stores import make_chunk, open_stack, put, register
@@ -25,11 +26,14 @@ BLOCK_IDS = [7, 3, 12, 0, 9, 30, 1, 5]
 
 
 class ChunkedPrompt:
-    """Chunks, three if nothing else is said, between other tokens."""
+    """Chunks, three if nothing else is said, between other tokens. drafts: layers of a model that drafts,
+    behind the others."""
 
-    def __init__(self, layers: int, lengths: Sequence[int] = TOKENS) -> None:
+    def __init__(self, layers: int, lengths: Sequence[int] = TOKENS, drafts: DraftLayers = NO_DRAFTS) -> None:
         self.identity = KVIdentity("small", "weights-1", "float32", layers, KV_HEADS, SIZE)
-        self.chunks = [make_chunk(n, count, torch.float32, self.identity) for n, count in enumerate(lengths)]
+        self.chunks = [
+            make_chunk(n, count, torch.float32, self.identity, drafts) for n, count in enumerate(lengths)
+        ]
         self.ids, self.spans = list(range(20)), list[tuple[str, int, int]]()
         for chunk in self.chunks:
             self.spans.append((chunk.key, len(self.ids), len(chunk.token_ids)))

@@ -29,6 +29,7 @@ from blendrag.engine.wire.report import BlendReport
 from blendrag.errors import EngineError, StoreFullError
 from blendrag.store.identity import KVIdentity
 from blendrag.store.kv_reader import KVReader
+from blendrag.store.record import NO_DRAFTS
 
 HEADS = 4
 _LIMIT_S = 120.0
@@ -153,14 +154,15 @@ def has_no_room(ranks: Ranks) -> list[str]:
     def load(*_: Any) -> Any:
         if ranks.rank == 1:
             raise MemoryError("ring of 2 GiB")
-        return SimpleNamespace(close=lambda: closed.append("layers"))
+        return SimpleNamespace(close=lambda: closed.append("layers"), num_layers=1)
 
     kv = SimpleNamespace(
         replicas=SimpleNamespace(promote_behind=None),
         layout=None,
         close_records=lambda _: closed.append("records"),
     )
-    model, loader = SimpleNamespace(cache=SimpleNamespace(device=None)), SimpleNamespace(load=load)
+    cache = SimpleNamespace(device=None)
+    model, loader = SimpleNamespace(cache=cache, stored_drafts=NO_DRAFTS), SimpleNamespace(load=load)
     blend: Any = SimpleNamespace(_kv=kv, _ranks=ranks, _loader=loader, _model=model, _trace=None)
     try:
         RequestBlend._load(blend, [], [])

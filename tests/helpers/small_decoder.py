@@ -22,6 +22,7 @@ from vllm.v1.worker.utils import AttentionGroup
 
 from blendrag.engine.compat.groups import groups_of_runner
 from blendrag.engine.forward.decoders import make_decoder
+from blendrag.engine.forward.drafter import Drafter
 from blendrag.engine.forward.paged import PagedCache
 from blendrag.engine.forward.prompt_forward import LoadedModel
 
@@ -48,48 +49,70 @@ def small_model(
     put: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor,
     block_size: int | None = None,
     windowed: Sequence[bool] = (),
+    drafts: str = "",
 ) -> LoadedModel:
     """As a worker has it, in float32, with an empty paged cache. The same weights every time. put: moves what
     the model keeps to where it is. block_size: None: that of engines on CPUs. windowed:
-    which layers have a window; they are a group of their own, as vLLM has it."""
+    which layers have a window; they are a group of their own, as vLLM has it. drafts: the method of a model
+    of two layers that drafts."""
     folder.mkdir(parents=True, exist_ok=True)
     shape: dict[str, Any] = {"num_hidden_layers": layers}
     if windowed:
         kinds = ["sliding_attention" if each else "full_attention" for each in windowed]
         shape |= {"sliding_window": WINDOW, "layer_types": kinds}
     (folder / "config.json").write_text(json.dumps(_CONFIG | shape))
+    speculative: dict[str, Any] = {}
+    if drafts:
+        (drafting := folder / "drafts").mkdir(exist_ok=True)
+        (drafting / "config.json").write_text(json.dumps(_CONFIG | {"num_hidden_layers": 2}))
+        spoken = {"method": drafts, "model": str(drafting), "num_speculative_tokens": 2}
+        speculative["speculative_config"] = spoken
     config = EngineArgs(
         model=str(folder),
         dtype="float32",
         enforce_eager=True,
         skip_tokenizer_init=True,
         kv_cache_memory_bytes=1,
+        **speculative,
     ).create_engine_config()
     config.cache_config.block_size = block_size or config.cache_config.block_size
     with set_current_vllm_config(config), set_default_torch_dtype(torch.float32):
         _be_alone()
         with patch.dict(rotary_embedding._ROPE_DICT, clear=True):  # shared, and others are moved
-            model = initialize_model(config)
+            model, drafter = initialize_model(config), None
+            if drafts:
+                of_drafts = config.speculative_config.draft_model_config
+                drafter = initialize_model(config, prefix="drafts", model_config=of_drafts)
+        if drafts == "eagle3":
+            model.set_aux_hidden_state_layers((1, layers // 2, layers))
         generator = torch.Generator().manual_seed(0)
-        for _, weights in sorted(model.named_parameters()):
-            noise = torch.randn(weights.shape, generator=generator)
-            weights.data = 0.15 * noise if weights.dim() > 1 else 1 + 0.1 * noise
-        for module in model.modules():
-            for kept in (module._parameters, module._buffers):
-                kept.update({name: put(each.detach()) for name, each in kept.items() if each is not None})
-        process_weights_after_loading(model, config.model_config, CPU)
-        decoder = make_decoder(model.eval(), config)
+        for one in filter(None, (model, drafter)):
+            for _, weights in sorted(one.named_parameters()):
+                noise = torch.randn(weights.shape, generator=generator)
+                weights.data = 0.15 * noise if weights.dim() > 1 else 1 + 0.1 * noise
+            for module in one.modules():
+                for kept in (module._parameters, module._buffers):
+                    kept.update({name: put(each.detach()) for name, each in kept.items() if each is not None})
+            process_weights_after_loading(one.eval(), config.model_config, CPU)
+        decoder = make_decoder(model, config)
         size = config.cache_config.block_size
         groups: dict[type[KVCacheSpec], AttentionGroup] = {}
-        for attention in decoder.attentions:
+        for attention in config.compilation_config.static_forward_context.values():
             attention.kv_cache = put(torch.zeros(BLOCKS, KV_HEADS, size, 2 * SIZE))
             spec = attention.get_kv_cache_spec(config)
             group = groups.setdefault(type(spec), AttentionGroup(attention.attn_backend, [], spec, 0))
             group.layer_names.append(attention.layer_name)
         for group in groups.values():
             group.create_metadata_builders(config, CPU)
-    runner: Any = SimpleNamespace(attn_groups=[[group] for group in groups.values()], vllm_config=config)
-    return LoadedModel(decoder, PagedCache(decoder.attentions, runner, groups_of_runner(runner)))
+    runner: Any = SimpleNamespace(
+        attn_groups=[[group] for group in groups.values()],
+        vllm_config=config,
+        get_model=lambda: model,
+        drafter=SimpleNamespace(model=drafter),
+    )
+    found = Drafter.of(decoder, runner, groups_of_runner(runner))
+    attentions = decoder.attentions + (found.attentions if found else [])
+    return LoadedModel(decoder, PagedCache(attentions, runner, groups_of_runner(runner)), drafts=found)
 
 
 def _be_alone() -> None:

@@ -14,7 +14,7 @@ from blendrag.store.catalogue import Catalogue
 from blendrag.store.identity import KVIdentity
 from blendrag.store.kv_reader import read_whole
 from blendrag.store.kv_store import KVStore
-from blendrag.store.record import DamagedError, Head, Layout, Miss, Record
+from blendrag.store.record import NO_DRAFTS, DamagedError, DraftLayers, Head, Layout, Miss, Record
 from blendrag.store.stack import DEFAULT_POLICY
 from blendrag.store.tiers import Opened, TierSpec
 
@@ -27,25 +27,31 @@ LAYOUT = Layout(IDENTITY, "bfloat16")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chunk:
-    """What is put into a store. kv: [layers, 2, tokens, kv_heads, head_size]."""
+    """What is put into a store. kv: [layers, 2, tokens, kv_heads, head_size], ``drafts`` the last layers."""
 
     key: str
     token_ids: tuple[int, ...]
     kv: torch.Tensor
+    drafts: DraftLayers = NO_DRAFTS
 
 
 def make_chunk(
-    seed: int, tokens: int = 8, dtype: torch.dtype = torch.bfloat16, identity: KVIdentity = IDENTITY
+    seed: int,
+    tokens: int = 8,
+    dtype: torch.dtype = torch.bfloat16,
+    identity: KVIdentity = IDENTITY,
+    drafts: DraftLayers = NO_DRAFTS,
 ) -> Chunk:
     """A chunk of its own tokens and random KV; the same one for the same arguments."""
     generator = torch.Generator().manual_seed(seed)
     ids = (seed, *torch.randint(0, 50_000, (tokens - 1,), generator=generator).tolist())
-    shape = (identity.num_layers, 2, tokens, identity.num_kv_heads, identity.head_size)
-    return Chunk(identity.chunk_key(ids), ids, torch.randn(shape, generator=generator).to(dtype))
+    layers = identity.num_layers + drafts.layers
+    shape = (layers, 2, tokens, identity.num_kv_heads, identity.head_size)
+    return Chunk(identity.chunk_key(ids), ids, torch.randn(shape, generator=generator).to(dtype), drafts)
 
 
 def make_record(chunk: Chunk, layout: Layout = LAYOUT) -> Record:
-    return layout.encode(chunk.key, chunk.token_ids, chunk.kv)
+    return layout.encode(chunk.key, chunk.token_ids, chunk.kv, drafts=chunk.drafts)
 
 
 def size(chunk: Chunk) -> int:
@@ -89,7 +95,7 @@ def holds(store: KVStore, *chunks: Chunk) -> list[list[bool]]:
 
 def put(store: KVStore, *chunks: Chunk) -> int:
     """One after another. Returns the bytes that are kept of them."""
-    return sum(store.put(chunk.key, chunk.token_ids, chunk.kv) for chunk in chunks)
+    return sum(store.put(chunk.key, chunk.token_ids, chunk.kv, drafts=chunk.drafts) for chunk in chunks)
 
 
 def get(store: KVStore, chunk: Chunk) -> Record | Miss:

@@ -326,6 +326,8 @@ class RequestBlend:
             self._trace,
             Stopwatch(),
             self._note_queries,
+            model.drafts,
+            next_id=next(iter(order.behind), 0),
         )
         recomputed, computed = yield from self._fuse(chunks, forward, selector, begin, reads)
         watch = forward.watch
@@ -366,9 +368,11 @@ class RequestBlend:
             reading = replace(forward, tokens=asking, note=None)  # the second pass notes the same rows again
             stored = StoredKV(reading, layers, again=self._given_up)
             asked = yield from QuestionPass(reading, stored, question).run()
+            yield from stored.write_drafts()
             shown = download(asked)
-            # No repair changes what stands before all cached tokens.
-            first = 0 if self._given_up else max(begin, int(forward.tokens.cached[0]))
+            # No repair changes what stands before all cached tokens; the model that drafts has not read it.
+            first = begin if forward.drafts else max(begin, int(forward.tokens.cached[0]))
+            first = 0 if self._given_up else first
             tokens = forward.tokens.behind(first)
             count, at = tokens.cached.size, int(np.searchsorted(asking.cached, first))
             offsets, lengths = map(torch.from_numpy, (tokens.offsets, tokens.lengths))
@@ -395,7 +399,8 @@ class RequestBlend:
                 for span, opened in zip(spans, records, strict=True)
             ]
             filled = kv.replicas.promote_behind
-            layers = self._loader.load(load, kv.layout, self._model.cache.device, self._trace, filled)
+            device, drafts = self._model.cache.device, self._model.stored_drafts
+            layers = self._loader.load(load, kv.layout, device, self._trace, filled, drafts)
         except BaseException as error:
             kv.close_records(records)
             if self._ranks.size == 1 or not out_of_memory(error):
@@ -404,12 +409,14 @@ class RequestBlend:
         if self._ranks.size == 1:
             assert layers is not None
             return layers
-        short = next(filter(None, self._ranks.everyone(problem)), None)
+        told = self._ranks.everyone((problem, 0 if layers is None else layers.num_layers))
+        short = next((each for each, _ in told if each), None)
         if short is not None:
             if layers is not None:
                 layers.close()
             raise _NoRoomError(short)
         assert layers is not None
+        layers.num_layers = min(count for _, count in told)
         shape = (sum(span.length for span in spans), *self._model.decoder.stored_shape)
         like = torch.empty(0, dtype=kv.layout.dtype, device=self._model.cache.device)
         self._steady = SteadyLayers(layers, shape, like)

@@ -18,8 +18,9 @@ import torch
 
 from blendrag.engine.blend.shift import Shift
 from blendrag.engine.blend.stored_kv import StoredKV
-from blendrag.engine.forward.decoder import Projected
+from blendrag.engine.forward.decoder import Rows
 from blendrag.engine.forward.indices import Indices, Ints, upload
+from blendrag.engine.forward.kv_layers import Projected
 from blendrag.engine.forward.prompt_forward import Look, PromptForward
 from blendrag.select.deviation import deviation
 from blendrag.select.interface import CachedTokens, Selector
@@ -58,7 +59,7 @@ class FusedPrefill:
         rows = forward.embed(tokens.computed(repaired))
         shift = self._shift(repaired) if checks == (0,) else None
         ends = None if shift is None else shift.ends(rows.positions.host)
-        read = forward.pages.reader(tokens.cached)
+        outputs: dict[int, Rows] = {}  # that the model which drafts reads
         recomputed: list[int] = []  # per layer, from the first choice on
         for layer in range(layers):
             reuses = repaired.size < tokens.cached.size
@@ -70,11 +71,18 @@ class FusedPrefill:
             if len(rows):  # otherwise only stored KV is left to write
                 look: Look | None = partial(self._choose, layer, repaired) if check else None
                 if shift is not None and layer > 0:  # KV of layer 0 depends on nothing else
-                    look = partial(shift.move, layer, read(layer) if written is None else written)
+                    look = shift.look(layer, written)
                 rows = yield from forward.layer(layer, rows, look, check, ends)
                 repaired = tokens.repaired(rows.positions.host) if check else repaired
+                if forward.drafts is not None:
+                    forward.drafts.keep(outputs, layer, rows)
             if layer >= checks[0]:
                 recomputed.append(repaired.size)
+        if self._stored is not None and repaired.size < tokens.cached.size:
+            yield from self._stored.write_drafts()
+        if forward.drafts is not None:
+            moving = shift if forward.drafts.unrotates else None
+            yield from forward.draft(rows, outputs, None if moving is None else moving.look, ends)
         return round(sum(recomputed) / len(recomputed)), rows.positions.host
 
     def _shift(self, repaired: Ints) -> Shift | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -17,8 +18,8 @@ from blendrag.attention.question import question_attention
 from blendrag.attention.scores import Scores
 from blendrag.engine.blend.stored_kv import StoredKV
 from blendrag.engine.compat.model import scale_of, scores_of
-from blendrag.engine.forward.decoder import Projected
 from blendrag.engine.forward.indices import Indices, upload
+from blendrag.engine.forward.kv_layers import Projected
 from blendrag.engine.forward.prompt_forward import PromptForward
 
 
@@ -46,7 +47,7 @@ class QuestionPass:
         """Return the attention to the cached tokens, [cached] float32, summed over layers: without
         those below the middle, since they tell less (docs/results.md), and without the last, which has no
         output here."""
-        forward = self._forward
+        forward = replace(self._forward, drafts=None)
         begin = time.perf_counter()
         self._stored.begin(0)
         rows = forward.embed(forward.tokens.fresh)

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from blendrag.engine.forward.decoder import Projected
 from blendrag.engine.forward.indices import Indices, Ints, upload
+from blendrag.engine.forward.kv_layers import Projected
 from blendrag.engine.forward.paged import Places
-from blendrag.engine.forward.prompt_forward import KV, PromptForward
+from blendrag.engine.forward.prompt_forward import KV, Look, PromptForward
 
 # Chosen by first-token divergence on chunks of 48 to 200 tokens, and flat around these.
 _RANGE = 32.0  # in tokens, over which a weight falls to 1/e
@@ -62,6 +63,10 @@ class Shift:
         self._chunks = np.cumsum(tokens.offsets == 0)
         self._plans: dict[tuple[int, int], _Plan | None] = {}
 
+    @cached_property
+    def _read(self) -> Callable[[int], KV]:
+        return self._forward.pages.reader(self._forward.tokens.cached)
+
     def ends(self, positions: Ints) -> Ints:
         """Return where rows at these positions may be divided: not inside a chunk, whose tokens all have to
         be there before any of them moves."""
@@ -69,6 +74,11 @@ class Shift:
         at = np.minimum(np.searchsorted(cached, positions), len(cached) - 1)
         chunk = np.where(cached[at] == positions, self._chunks[at], -1 - np.arange(len(positions)))
         return np.append(np.flatnonzero(np.diff(chunk)) + 1, len(positions))
+
+    def look(self, layer: int, written: KV | None = None) -> Look:
+        """Return what moves a layer's tokens, before any of them is repaired there. written: as :meth:`move`
+        has it, if that is known; else it is read from the pages."""
+        return partial(self.move, layer, self._read(layer) if written is None else written)
 
     def move(self, layer: int, written: KV, positions: Indices, projected: Projected) -> None:
         """Write the moved K and V of the chunks whose repaired tokens are among these rows.
@@ -81,14 +91,14 @@ class Shift:
         plan = self._plans[piece]
         if plan is None:
             return
-        decoder = self._forward.decoder
-        rotary = id(decoder.rotaries[layer])
+        layers, number = self._forward.among(layer)
+        rotary = id(layers.rotaries[number])
         if rotary not in plan.turned:
-            plan.turned[rotary] = decoder.unrotation(layer, positions.device[plan.rows])
+            plan.turned[rotary] = layers.unrotation(number, positions.device[plan.rows])
         fresh = projected.key[plan.rows], projected.value[plan.rows]
         key, value = (part[plan.span] for part in written)
         by_key = _spread(plan, plan.turned[rotary](fresh[0] - key[plan.sources]))
-        key = key + decoder.rotate_keys(layer, plan.positions, by_key)
+        key = key + layers.rotate_keys(number, plan.positions, by_key)
         value = value + _spread(plan, fresh[1] - value[plan.sources])
         key[plan.sources], value[plan.sources] = fresh  # they are where they belong
         self._forward.pages.write(layer, plan.places, key, value)

@@ -17,7 +17,7 @@ class StoredKV:
 
     def __init__(self, forward: PromptForward, layers: StoredLayers, again: Sequence[int] = ()) -> None:
         self._forward, self._layers, self._again = forward, layers, again
-        self._brought: Container[int] = range(forward.decoder.num_layers)
+        self._brought: Container[int] = range(layers.num_layers)
         self._begun = False
         self._last: tuple[int, StoredLayer] | None = None
         self._positions = upload(forward.tokens.cached, forward.device)
@@ -60,7 +60,8 @@ class StoredKV:
         """Return the layer as it is stored, K before RoPE, to compare with. It has to have arrived."""
         assert self._last is not None and self._last[0] == layer
         stored = (part[: len(self._positions)] for part in self._last[1])
-        return self._forward.decoder.kv[layer].loaded(*stored)
+        layers, number = self._forward.among(layer)
+        return layers.kv[number].loaded(*stored)
 
     def write(self, layer: int, compared: bool = False) -> KV:
         """Write the layer to the pages, and return its K, moved to its positions, and V. compared: whether
@@ -69,7 +70,15 @@ class StoredKV:
         forward, begin = self._forward, time.perf_counter()
         if compared:
             key = key.clone()
-        key = forward.decoder.rotate_keys(layer, self._positions, key)
+        layers, number = forward.among(layer)
+        key = layers.rotate_keys(number, self._positions, key)
         forward.pages.write(layer, self._places, key, value)
         forward.watch.load_s += time.perf_counter() - begin
         return key, value
+
+    def write_drafts(self) -> Generator[None, None, None]:
+        """Write the layers of the model that drafts, if they come. Behind all others."""
+        for layer in range(self._forward.decoder.num_layers, self._layers.num_layers):
+            if self._begun and self.brings(layer):
+                yield from self.arrival(layer)
+                self.write(layer)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -93,26 +92,6 @@ def attention_of(layer: Any) -> Any | None:
     found = [module for module in layer.modules() if isinstance(module, AttentionLayerBase)]
     known = len(found) == 1 and (isinstance(found[0], Attention) or is_latent(found[0]))
     return found[0] if known else None
-
-
-def attentions_of_drafts(runner: Any, names: Collection[str]) -> list[Any]:
-    """Return those of the attention modules with these names that belong to the model which drafts, in its
-    order; empty if there is none."""
-    if runner.vllm_config.speculative_config is None:
-        return []
-    own = {id(module) for module in runner.get_model().modules()}
-    context = runner.vllm_config.compilation_config.static_forward_context
-    others = [one for name, one in context.items() if name in names and id(one) not in own]
-    return [one for one in others if not shares_kv(one)]
-
-
-def drafting_model(vllm_config: Any) -> Path | None:
-    """Return the folder of the model of its own that drafts; None if there is none, as with heads that stand
-    beside the model's weights."""
-    draft = getattr(vllm_config.speculative_config, "draft_model_config", None)
-    if draft is None or draft.model == vllm_config.model_config.model:
-        return None
-    return Path(draft.model)
 
 
 def norm_behind_rope(layer: Any) -> Any | None:
@@ -331,7 +310,7 @@ def layer_context(
     """Set up what a whole decoder layer expects around it when it runs outside the engine's own forward."""
     with (
         set_current_vllm_config(vllm_config),
-        set_forward_context(metadata, vllm_config, num_tokens=tokens, slot_mapping=slots),
+        set_forward_context(metadata, vllm_config, num_tokens=tokens, slot_mapping=slots, skip_compiled=True),
     ):
         yield
 

@@ -69,7 +69,7 @@ def missing() -> list[str]:
             "query_start_loc query_start_loc_cpu seq_lens num_reqs num_actual_tokens max_query_len"
             " max_seq_len block_table_tensor slot_mapping causal"
         ),
-        set_forward_context: "num_tokens slot_mapping",
+        set_forward_context: "num_tokens slot_mapping skip_compiled",
     }
     return [
         f"{thing.__qualname__}.{name}"

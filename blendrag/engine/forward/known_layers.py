@@ -8,7 +8,8 @@ import torch
 
 from blendrag.engine.compat.model import normed, scaled_query
 from blendrag.engine.compat.rope import rotated
-from blendrag.engine.forward.decoder import Attention, Decoder, Projected, Rows
+from blendrag.engine.forward.decoder import Attention, Decoder, Rows
+from blendrag.engine.forward.kv_layers import Projected
 
 
 class KnownDecoder(Decoder):

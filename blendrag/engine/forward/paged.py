@@ -19,12 +19,12 @@ import torch
 from blendrag.attention.latent import LatentRows, paged_latent_attention
 from blendrag.attention.paged import PagedRows, paged_attention
 from blendrag.attention.runs import find_runs
+from blendrag.engine.compat.drafts import attentions_of_drafts
 from blendrag.engine.compat.groups import NULL_BLOCK, LayerGroup, common_block_size
 from blendrag.engine.compat.layer_kv import is_latent, layer_kv
 from blendrag.engine.compat.model import (
     attend,
     attention_metadata,
-    attentions_of_drafts,
     cache_of,
     key_value_of,
     name_of,
@@ -64,8 +64,9 @@ class PagedCache(KVBlocks):
         """Return the same blocks with the layers of a model that drafts, if its KV is in them, too."""
         (names, *more) = [group.layers for group in self.groups]
         others = [] if more else attentions_of_drafts(self.runner, names)
-        alike = [one for one in others if cache_of(one)[0].nbytes == self.block_bytes]
-        return KVBlocks([*self.attentions, *alike], self.block_size)
+        alike = (one for one in others if cache_of(one)[0].nbytes == self.block_bytes)
+        every = {id(one): one for one in (*self.attentions, *alike)}
+        return KVBlocks([*every.values()], self.block_size)
 
     @property
     def by_kernel(self) -> bool:

@@ -4,7 +4,7 @@ blend use it."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Self
@@ -12,12 +12,15 @@ from typing import Self
 import numpy as np
 import torch
 
-from blendrag.engine.forward.decoder import Attended, Decoder, Projected, Rows
+from blendrag.engine.forward.decoder import Attended, Decoder, Rows
+from blendrag.engine.forward.drafter import Drafter, DraftRows
 from blendrag.engine.forward.indices import Indices, Ints, await_former, upload
+from blendrag.engine.forward.kv_layers import KVLayers, Projected
 from blendrag.engine.forward.paged import Addresses, PagedCache, Pages, Places
 from blendrag.engine.forward.ranks import ALONE, Ranks
 from blendrag.engine.forward.slices import Pace
 from blendrag.load.trace import Trace
+from blendrag.store.record import NO_DRAFTS, DraftLayers
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,17 +109,25 @@ Note = Callable[[int, Ints, torch.Tensor], None]
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """The loaded model that all requests are blended with. ranks: the ranks that have the rest of it."""
+    """The loaded model that all requests are blended with. ranks: the ranks that have the rest of it. drafts:
+    the model that drafts its answers, whose layers are behind its own in the cache."""
 
     decoder: Decoder
     cache: PagedCache
     ranks: Ranks = ALONE
+    drafts: Drafter | None = None
+
+    @property
+    def stored_drafts(self) -> DraftLayers:
+        """Return the layers of the model that drafts as records have them."""
+        return NO_DRAFTS if self.drafts is None else self.drafts.stored_as
 
 
 @dataclass(frozen=True)
 class PromptForward:
     """The forward of one prompt, once or several times. ``pace`` says when to pause, and knows the other
-    ranks. ``note`` is told of Q."""
+    ranks. ``note`` is told of Q. ``drafts``: what else is run over the rows; ``next_id``: the token behind
+    them."""
 
     decoder: Decoder
     tokens: PromptTokens
@@ -125,6 +136,8 @@ class PromptForward:
     trace: Trace
     watch: Stopwatch
     note: Note | None = None
+    drafts: Drafter | None = None
+    next_id: int = 0
     # The key is where a piece begins and its length: layers with the same rows in the same pieces share an
     # entry.
     _addresses: dict[tuple[int, int], Addresses] = field(default_factory=dict, init=False)
@@ -134,6 +147,14 @@ class PromptForward:
     @property
     def device(self) -> torch.device:
         return self.pages.device
+
+    def among(self, layer: int) -> tuple[KVLayers, int]:
+        """Return the layers that this one is among, and its number there: behind the model's own are those of
+        the model that drafts."""
+        if layer < self.decoder.num_layers:
+            return self.decoder, layer
+        assert self.drafts is not None, "it has no such layers"
+        return self.drafts, layer - self.decoder.num_layers
 
     def embed(self, positions: Ints) -> Rows:
         ids = upload(self.tokens.ids[positions], self.device)
@@ -160,9 +181,7 @@ class PromptForward:
         at, count = 0, len(rows)
         self.watch.rows += count
         while at < count:  # ascending, so that what a piece attends to is written
-            end = at + self._piece(count - at, check)
-            if ends is not None:
-                end = int(ends[np.searchsorted(ends, end)])
+            end = self._end(at, count, check, ends)
             piece = rows if end - at == count else rows.at(slice(at, end))
             attention = partial(self._attention, layer, at, piece.positions, look)
             with self.trace.span("compute", f"layer {layer}"):
@@ -172,16 +191,58 @@ class PromptForward:
             at = end
         return rows.joined(parts)
 
+    def draft(
+        self,
+        rows: Rows,
+        outputs: Mapping[int, Rows],
+        looks: Callable[[int], Look] | None = None,
+        ends: Ints | None = None,
+    ) -> Generator[None, None, None]:
+        """Run the model that drafts over the ``rows`` of the last layer, and write its K and V. Pauses
+        between pieces.
+
+        outputs: as :meth:`Drafter.keep` has kept them. looks: makes each layer's look, before the
+        layer is written. ends: as :meth:`layer` has them.
+        """
+        assert self.drafts is not None
+        first, count, at = self.decoder.num_layers, len(rows), 0
+        following = np.append(self.tokens.ids[1:], self.next_id)
+        while at < count:
+            end = self._end(at, count, ends=ends)
+            positions = rows.positions if end - at == count else rows.positions[at:end]
+            read = {layer: _at(one, positions) for layer, one in outputs.items()}
+            piece = DraftRows(self.tokens.ids[positions.host], following[positions.host], positions, read)
+            places, addresses = self._placed(at, positions.host), self._addressed(at, positions.host)
+
+            def write(
+                layer: int, projected: Projected, places: Places = places, positions: Indices = positions
+            ) -> None:
+                look = looks and looks(first + layer)
+                self.pages.write(first + layer, places, projected.key, projected.value)
+                if look:
+                    look(positions, projected)
+
+            def attend(layer: int, query: torch.Tensor, addresses: Addresses = addresses) -> torch.Tensor:
+                return self.pages.attend(first + layer, query, addresses)
+
+            with self.trace.span("compute", "drafts"):
+                self.drafts.prefill(piece, write, attend)
+            if self._pauses(end - at):
+                yield from self.pause()
+            at = end
+
     def pause(self) -> Generator[None, None, None]:
         """Let the engine take a step."""
         self.watch.pause()
         yield
         self.watch.resume()
 
-    def _piece(self, left: int, check: bool) -> int:
-        """Return how many of the ``left`` rows of a layer the next piece has. No piece has only a few rows,
-        which a CPU's matrix products would round differently."""
-        return left if check else -(-left // -(-left // self.pace.rows))
+    def _end(self, at: int, count: int, check: bool = False, ends: Ints | None = None) -> int:
+        """Return where the next piece of ``count`` rows ends. No piece has only a few rows, which a CPU's
+        matrix products would round differently."""
+        left = count - at
+        end = count if check else at - (-left // -(-left // self.pace.rows))
+        return end if ends is None else int(ends[np.searchsorted(ends, end)])
 
     def _pauses(self, rows: int) -> bool:
         await_former(self._launched, self.device)
@@ -199,7 +260,7 @@ class PromptForward:
         if self.note is not None:
             self.note(layer, positions.host, projected.query)
         kept = None if look is None else look(positions, projected)
-        if layer == self.decoder.num_layers - 1:
+        if layer == self.decoder.num_layers - 1 and self.drafts is None:
             return Attended(None, kept)
         query = projected.query
         if kept is not None:
@@ -221,3 +282,11 @@ class PromptForward:
     def _seen(self, positions: Ints) -> Ints:
         """Return the position up to which each of these rows sees."""
         return positions
+
+
+def _at(rows: Rows, positions: Indices) -> Rows:
+    """Return those of the rows that are at these positions, ascending."""
+    if len(rows) == len(positions):
+        return rows
+    at = np.searchsorted(rows.positions.host, positions.host)
+    return rows.at(Indices.of(at, positions.device.device))

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from blendrag.engine.compat.model import layer_context
-from blendrag.engine.forward.decoder import Projected, Rows
+from blendrag.engine.forward.decoder import Rows
+from blendrag.engine.forward.kv_layers import Projected
 from blendrag.engine.forward.whole_layers import WholeLayerDecoder
 from blendrag.errors import ModelNotSupportedError
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
-from blendrag.engine.compat.model import ForwardEnded, layer_context, norm_behind_rope, own_forward
-from blendrag.engine.forward.decoder import Attention, Decoder, Projected, Rows
+from blendrag.engine.compat.model import ForwardEnded, layer_context, own_forward
+from blendrag.engine.forward.decoder import Attention, Decoder, Rows
 from blendrag.engine.forward.indices import Indices
+from blendrag.engine.forward.kv_layers import Projected
 from blendrag.errors import ModelNotSupportedError
 
 
@@ -139,32 +140,9 @@ class WholeLayerDecoder(Decoder):
 
     @contextmanager
     def tapped(self, layer: int, rows: Rows, attend: Callable[[Projected], torch.Tensor]) -> Iterator[None]:
-        """Have ``attend`` compute a layer's attention over these rows, [rows, heads, size of V]. A rotary
-        module that the layer does not call is forgotten."""
-        rotary, norm = self.rotaries[layer], norm_behind_rope(self.layers[layer])
-        raw_keys: list[torch.Tensor] = []
-
-        def before_rotary(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            raw_keys.append((args[2] if len(args) > 2 else kwargs["key"]).clone())
-
-        def project(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-            if hook is not None:
-                hook.remove()  # `attend` may move stored K by the same module
-            if not raw_keys:
-                self.rotaries[layer] = None
-                raw_keys.append(key.clone())
-            raw = self.kv[layer].before_rope(raw_keys.pop(), value)
-            if norm is not None:
-                raw = norm(raw.float()).to(raw.dtype)
-            return attend(Projected(query, key, value, raw))
-
-        hook = None if rotary is None else rotary.register_forward_pre_hook(before_rotary, with_kwargs=True)
-        try:
-            with self.kv[layer].attending(project):
-                yield
-        finally:
-            if hook is not None:
-                hook.remove()
+        """Have ``attend`` compute a layer's attention over these rows, [rows, heads, size of V]."""
+        with self.attending([layer], lambda _, projected: attend(projected)):
+            yield
 
 
 def _is_float(value: Any) -> bool:

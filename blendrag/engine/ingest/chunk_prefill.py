@@ -19,8 +19,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from blendrag.engine.forward.decoder import Attended, Decoder, Projected
+from blendrag.engine.forward.decoder import Attended, Decoder, Rows
+from blendrag.engine.forward.drafter import Drafter, DraftRows
 from blendrag.engine.forward.indices import Indices, Ints, await_former, upload
+from blendrag.engine.forward.kv_layers import KVLayers, Projected
 from blendrag.engine.forward.paged import PagedCache
 from blendrag.engine.forward.slices import exhaust
 from blendrag.store.contexts import Ids
@@ -108,8 +110,10 @@ def _overlap(before: Ids, context: Ids) -> int:
 class ChunkPrefill:
     """The prefill of a store's chunks, behind a shared prefix."""
 
-    def __init__(self, decoder: Decoder, cache: PagedCache, prefix: Ids = ()) -> None:
-        self._decoder, self._cache, self._prefix = decoder, cache, prefix
+    def __init__(
+        self, decoder: Decoder, cache: PagedCache, prefix: Ids = (), drafts: Drafter | None = None
+    ) -> None:
+        self._decoder, self._cache, self._prefix, self._drafts = decoder, cache, prefix, drafts
         self._known = Known()  # of the rows below
         self._kv: torch.Tensor | None = None
         self._forgotten = 0  # how many times
@@ -117,7 +121,7 @@ class ChunkPrefill:
     @torch.inference_mode()
     def run(self, chunks: Sequence[ChunkTokens]) -> Generator[None, None, list[torch.Tensor]]:
         """Yield after each layer, and return the KV of every chunk: [layers, 2 (K before RoPE, V), tokens,
-        kv_heads, head_size], on the model's device.
+        kv_heads, head_size], on the model's device; the layers of the model that drafts are the last ones.
 
         Prefix, context and chunk must fit the model's window. Contexts that continue the chunk before them,
         in this call or the last, are not computed again.
@@ -132,28 +136,52 @@ class ChunkPrefill:
         addresses = pages.addresses(positions, sequences)
         computed, known = pages.places(positions, sequences), pages.places(*borrowed[1:])
         rows = decoder.embed(upload(np.array(plan.ids), device), Indices.of(positions, device))
-        shape = (decoder.num_layers, 2, count + len(plan.ids), *decoder.stored_shape)
+        drafts = self._drafts
+        every: list[tuple[KVLayers, int]] = [(decoder, layer) for layer in range(decoder.num_layers)]
+        if drafts is not None:
+            every += [(drafts, layer) for layer in range(drafts.num_layers)]
+        shape = (len(every), 2, count + len(plan.ids), *decoder.stored_shape)
         kv = torch.empty(shape, dtype=rows.states.dtype, device=device)
         if self._kv is not None:
             kv[:, :, :count] = self._kv
 
+        def keep(number: int, projected: Projected) -> None:
+            assert projected.raw_key is not None, "asked for"
+            layers, layer = every[number]
+            for part, of_rows in enumerate(layers.stored(layer, projected.raw_key, projected.value)):
+                kv[number, part, count:].copy_(of_rows)
+            if number == len(every) - 1:
+                return
+            pages.write(number, computed, projected.key, projected.value)
+            if sources.numel():
+                key, value = layers.kv[layer].loaded(*kv[number][:, sources].unbind())
+                pages.write(number, known, layers.rotate_keys(layer, at, key.contiguous()), value)
+
         launched: list[torch.Event] = []
+        outputs: dict[int, Rows] = {}
         for layer in range(decoder.num_layers):
 
             def attention(projected: Projected, layer: int = layer) -> Attended:
-                assert projected.raw_key is not None, "asked for"
-                computed_kv = decoder.stored(layer, projected.raw_key, projected.value)
-                for part, of_rows in enumerate(computed_kv):
-                    kv[layer, part, count:].copy_(of_rows)
-                if layer == decoder.num_layers - 1:
-                    return Attended(None)
-                pages.write(layer, computed, projected.key, projected.value)
-                if sources.numel():
-                    key, value = decoder.kv[layer].loaded(*kv[layer][:, sources].unbind())
-                    pages.write(layer, known, decoder.rotate_keys(layer, at, key.contiguous()), value)
-                return Attended(pages.attend(layer, projected.query, addresses))
+                keep(layer, projected)
+                last = layer == len(every) - 1
+                return Attended(None if last else pages.attend(layer, projected.query, addresses))
 
             rows = decoder.prefill_layer(layer, rows, attention, raw_keys=True)
+            if drafts is not None:
+                drafts.keep(outputs, layer, rows)
+            await_former(launched, device)
+            yield
+        if drafts is not None:
+            first = decoder.num_layers
+            # What will stand behind a chunk's last token is not known: a row's own token stands for it.
+            ends = np.append(sequences[1:] != sequences[:-1], True)
+            ids = np.array(plan.ids)
+            following = np.where(ends, ids, np.roll(ids, -1))
+            drafts.prefill(
+                DraftRows(ids, following, rows.positions, outputs),
+                lambda layer, projected: keep(first + layer, projected),
+                lambda layer, query: pages.attend(first + layer, query, addresses),
+            )
             await_former(launched, device)
             yield
         if self._forgotten == forgotten:

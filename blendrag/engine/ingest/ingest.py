@@ -109,7 +109,8 @@ class Ingest(WorkerHook):
             kv = self._ranks.whole(own, filling.opened.kv.layout.heads)
             if kv is not None:
                 name = context_name(chunk.context, chunk.after)
-                put = partial(filling.kv.put, chunk.key, chunk.token_ids, kv, name)
+                drafts = self._model.stored_drafts
+                put = partial(filling.kv.put, chunk.key, chunk.token_ids, kv, name, drafts)
                 filling.writes.append(self._writer.submit(self._behind(kv.device, put)))
         return Ingested(
             tokens=sum(len(chunk.token_ids) for chunk in fresh),
@@ -140,7 +141,8 @@ class Ingest(WorkerHook):
     def _of(self, store: str) -> _Filling:
         opened = self._stores.get(store)
         if store not in self._filling:
-            prefill = ChunkPrefill(self._model.decoder, self._model.cache, opened.prefix)
+            model = self._model
+            prefill = ChunkPrefill(model.decoder, model.cache, opened.prefix, model.drafts)
             self._filling[store] = _Filling(opened, prefill)
         return self._filling[store]
 

@@ -11,14 +11,16 @@ import torch
 
 from blendrag.engine.compat import head_attention, norms, weights
 from blendrag.engine.compat.connector import own_connector
+from blendrag.engine.compat.drafts import drafting_model
 from blendrag.engine.compat.groups import groups_of_runner
-from blendrag.engine.compat.model import LoadedWorker, drafting_model, leave_rows_whole
+from blendrag.engine.compat.model import LoadedWorker, leave_rows_whole
 from blendrag.engine.compat.parallel import tensor_group
 from blendrag.engine.compat.platform import LOGGER, VLLM_VERSION, device_name
 from blendrag.engine.compat.states import HybridLayers
 from blendrag.engine.compat.unsupported import unsupported_reason
 from blendrag.engine.forward.blocks import KVBlocks
 from blendrag.engine.forward.decoders import make_decoder
+from blendrag.engine.forward.drafter import Drafter
 from blendrag.engine.forward.paged import PagedCache
 from blendrag.engine.forward.prompt_forward import LoadedModel
 from blendrag.engine.forward.ranks import ALONE, Ranks, SeveralRanks
@@ -81,7 +83,11 @@ class BlendWorker:
         except Exception as problem:  # whatever an unknown structure may do
             return facts | {"reason": not_apart(problem)}
         groups = groups_of_runner(self.model_runner)
-        cache = PagedCache(decoder.attentions, self.model_runner, groups)
+        drafts = Drafter.of(decoder, self.model_runner, groups)
+        if not ranks.all(drafts is not None):
+            drafts = None
+        layers = decoder.attentions + (drafts.attentions if drafts else [])
+        cache = PagedCache(layers, self.model_runner, groups)
         facts["block_size"] = cache.block_size
         facts["reason"] = next(filter(None, ranks.everyone(unfit_reason(decoder, cache, ranks))), None)
         if facts["reason"]:
@@ -89,7 +95,7 @@ class BlendWorker:
         connector = own_connector(BlendConnector)
         assert connector is not None, "whoever has the engine started gave it our connector"
         extra = connector.options
-        loaded = LoadedModel(decoder, cache, ranks)
+        loaded = LoadedModel(decoder, cache, ranks, drafts)
         share = float(extra.get("blend_share", 1.0))
         plane = self._blendrag = self.blendrag_data_plane(loaded, share, owner=worker.first)
         self._blendrag_operations = plane.operations() | {

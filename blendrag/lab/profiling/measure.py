@@ -78,7 +78,7 @@ def measure_profile(settings: Settings, grid: Grid, progress: Progress) -> Profi
             model=settings.model,
             selector=Choice.read(settings.blending.selector).name,
             layers=facts.num_layers,
-            kv_bytes=layout.num_layers * layout.row_bytes(_CHUNK_TOKENS, layout.num_layers) // _CHUNK_TOKENS,
+            kv_bytes=layout.num_layers * layout.row_bytes(_CHUNK_TOKENS) // _CHUNK_TOKENS,
             tiers=measure_tiers(settings, identity, facts.dtype, progress),
             machine=facts.machine(settings.model),
             date=datetime.now(UTC).isoformat(timespec="seconds"),

@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blendrag.control.guard import LoadGuard
+from blendrag.engine.compat.drafts import drafting_model
 from blendrag.engine.compat.groups import LayerGroup
-from blendrag.engine.compat.model import drafting_model
 from blendrag.engine.forward.paged import PagedCache
 from blendrag.engine.hooks import Orders, Step
 from blendrag.engine.prefixes import exact_prefixes

@@ -72,6 +72,8 @@ def test_structure_that_is_unknown_to_all_ranks_is_reported_by_all(answers: list
 class _Breaking(StoredLayers):
     """Two layers, then an error."""
 
+    num_layers = 4
+
     def __init__(self) -> None:
         self.closed = False
 

@@ -67,7 +67,7 @@ def test_method_that_is_missing_is_found_out_at_the_check(
 
 
 def test_argument_that_is_missing_is_found_out_at_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    def set_forward_context(attn_metadata: object, num_tokens: int) -> None:
+    def set_forward_context(attn_metadata: object, num_tokens: int, skip_compiled: bool) -> None:
         """As it was."""
 
     monkeypatch.setattr(required, "set_forward_context", set_forward_context)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from blendrag.load.loader import Filled, LayerLoader, LoadSpan, own_rows
 from blendrag.load.trace import Trace
 from blendrag.store.identity import KVIdentity
 from blendrag.store.kv_store import KVStore
+from blendrag.store.record import NO_DRAFTS, DraftLayers
 from blendrag.store.tiers import Opened, TierSpec
 from device import DEVICE
 from stores import Chunk, make_chunk, open_stack, put, register, wanted
@@ -24,13 +26,15 @@ HERE = torch.device(DEVICE)
 
 
 class Bench:
-    """chunks: all in the store's disk tier, and in RAM if there is any."""
+    """chunks: all in the store's disk tier, and in RAM if there is any. drafts: their last layers."""
 
-    def __init__(self, root: Path, codec: str, ram: int, dtype: str = "bfloat16") -> None:
+    def __init__(
+        self, root: Path, codec: str, ram: int, dtype: str = "bfloat16", drafts: DraftLayers = NO_DRAFTS
+    ) -> None:
         identity = replace(DEEP, codec=codec, dtype=dtype)
         self.root = root
         kind = getattr(torch, dtype)
-        self.chunks = [make_chunk(n, tokens, kind, identity) for n, tokens in enumerate(TOKENS)]
+        self.chunks = [make_chunk(n, tokens, kind, identity, drafts) for n, tokens in enumerate(TOKENS)]
         register(root, self.chunks, identity=identity)
         stack = (TierSpec(kind="ram", bytes=ram), TierSpec(kind="disk"))
         self.store: KVStore = open_stack(root, *stack, identity=identity, dtype=dtype)
@@ -53,13 +57,14 @@ class Bench:
         in_flight: int = 4,
         filled: Filled | None = None,
         device: torch.device = HERE,
+        drafts: DraftLayers = NO_DRAFTS,
     ) -> StoredLayers:
         self._loader._in_flight = in_flight
         spans = [
             LoadSpan(one, length, own_rows(one.head) if filled and self.store.replicas.wants(one) else None)
             for one, length in zip(opened, lengths, strict=False)
         ]
-        return self._loader.load(spans, self.store.layout, device, self.trace, filled)
+        return self._loader.load(spans, self.store.layout, device, self.trace, filled, drafts)
 
     def finish(self) -> None:
         """Until the loader's thread has nothing left to do, nor the one behind it."""
@@ -76,8 +81,8 @@ class Bench:
 def make_bench(tmp_path: Path) -> Iterator[Callable[..., Bench]]:
     made = []
 
-    def make(codec: str = "raw", ram: int = 0, dtype: str = "bfloat16") -> Bench:
-        made.append(Bench(tmp_path / codec, codec, ram, dtype))
+    def make(codec: str = "raw", ram: int = 0, dtype: str = "bfloat16", **more: Any) -> Bench:
+        made.append(Bench(tmp_path / codec, codec, ram, dtype, **more))
         return made[-1]
 
     yield make

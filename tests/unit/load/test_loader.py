@@ -13,7 +13,7 @@ from blendrag.load.layers import StoredLayers
 from blendrag.load.loader import LoadFailedError
 from blendrag.load.slots import CudaSlots
 from blendrag.store.codec import CODECS
-from blendrag.store.record import Record
+from blendrag.store.record import NO_DRAFTS, DraftLayers, Record
 from blendrag.store.tiers import Read, Tier, TierError
 from stand_in_device import DEVICE, stand_in
 from stores import get, same
@@ -237,11 +237,12 @@ def test_request_after_one_that_was_given_up_gets_its_own_layers(bench: Any) -> 
 # -- for the faster tier --------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("drafts", [NO_DRAFTS, DraftLayers("head", 2)], ids=["", "drafts"])
 @pytest.mark.parametrize("first_layer", [0, 1, 7])
 def test_records_read_whole_are_handed_over_with_the_layers_nobody_asked_for(
-    make_bench: Callable[..., Any], first_layer: int
+    make_bench: Callable[..., Any], first_layer: int, drafts: DraftLayers
 ) -> None:
-    bench = make_bench("raw", 1 << 22)
+    bench = make_bench("raw", 1 << 22, drafts=drafts)
     bench.store.ram.delete([chunk.key for chunk in bench.chunks])
     opened = bench.open()
     assert {one.tier.name for one in opened} == {"disk"}
@@ -252,6 +253,19 @@ def test_records_read_whole_are_handed_over_with_the_layers_nobody_asked_for(
         file.unlink()
     assert all(same(get(bench.store, chunk), chunk) for chunk in bench.chunks)
     assert bench.store.stats()["ram"]["promotions"] == 3
+
+
+@pytest.mark.parametrize("name", ["head", "another"])
+def test_layers_of_a_model_that_drafts_come_behind_the_others_if_they_are_its_own(
+    make_bench: Callable[..., Any], name: str
+) -> None:
+    bench, own = make_bench("raw", drafts=DraftLayers("head", 2)), DraftLayers(name, 2)
+    with bench.load(bench.open(), drafts=own) as layers:
+        assert layers.num_layers == LAYERS + 2 * (name == "head")
+        found = fetched(layers, range(layers.num_layers))
+    for layer in range(layers.num_layers):
+        stored = torch.cat([chunk.kv[layer] for chunk in bench.chunks], 1)
+        assert bits(found[layer]).equal(bits(stored))
 
 
 def test_record_that_was_read_in_part_is_not_handed_over(make_bench: Callable[..., Any]) -> None:

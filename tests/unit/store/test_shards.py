@@ -21,7 +21,7 @@ from blendrag.store.codec import CODECS
 from blendrag.store.identity import KVIdentity
 from blendrag.store.kv_reader import KVReader, read_rows
 from blendrag.store.kv_store import KVStore
-from blendrag.store.record import DamagedError, Layout, Miss
+from blendrag.store.record import NO_DRAFTS, DamagedError, DraftLayers, Layout, Miss
 from blendrag.store.tiers import Opened, Read, TierSpec
 from closed import flip
 from stores import Chunk, from_bytes, make_chunk, make_record, put, quarantined, raw, register, wanted
@@ -58,17 +58,26 @@ def test_record_of_one_rank_is_the_bytes_of_before_there_were_several() -> None:
     assert xxhash.xxh3_128_hexdigest(raw(record)) == "c3f5d8011c10cad522a574f5ff05bc44"
 
 
-@given(st.sampled_from(DIVISORS), a_rank(), st.sampled_from(sorted(CODECS)), st.integers(1, 90))
-def test_rank_reads_its_own_heads(shards: int, own: range, codec: str, tokens: int) -> None:
-    """Also where shards and ranks do not divide each other."""
+@given(
+    st.sampled_from(DIVISORS),
+    a_rank(),
+    st.sampled_from(sorted(CODECS)),
+    st.integers(1, 90),
+    st.sampled_from([NO_DRAFTS, DraftLayers("head", 1), DraftLayers("model of two", 2)]),
+)
+def test_rank_reads_its_own_heads(
+    shards: int, own: range, codec: str, tokens: int, drafts: DraftLayers
+) -> None:
+    """Also where shards and ranks do not divide each other, and of layers of a model that drafts."""
     identity = replace(IDENTITY, codec=codec)
-    chunk = make_chunk(tokens, tokens, identity=identity)
+    chunk = make_chunk(tokens, tokens, identity=identity, drafts=drafts)
     whole = make_record(chunk, Layout(identity, "bfloat16")).decode()
     data = raw(make_record(chunk, Layout(identity, "bfloat16", shards=shards)))
     record = from_bytes(data, chunk.key, Layout(identity, "bfloat16", own)).own
+    assert record.head.drafts == drafts and len(whole) == IDENTITY.num_layers + drafts.layers
     assert record.decode().equal(whole[:, :, :, own.start : own.stop])
     most = min(HEADS, (len(own) // (HEADS // shards) + 2) * (HEADS // shards))
-    assert len(record.rows) * record.head.row_bytes <= most * IDENTITY.num_layers * (
+    assert len(record.rows) * record.head.row_bytes <= most * len(whole) * (
         make_record(chunk, Layout(identity, "bfloat16", shards=HEADS)).head.row_bytes + 16 * 6
     )
 

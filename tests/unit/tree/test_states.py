@@ -189,7 +189,7 @@ def test_full_tier_keeps_no_state_without_the_kv_before_it() -> None:
 
 def test_record_of_a_state_is_no_record_where_there_are_no_states() -> None:
     layout = NodeLayout(IDENTITY, "bfloat16", SIZES)
-    assert layout.row_bytes(5, 2, place(5, "parent")) == 6, "11 bytes in two rows"
+    assert layout.row_bytes(5, 1, place(5, "parent")) == 6, "11 bytes in two rows"
     for sizes, start in ((SIZES._replace(state=0), 5), (SIZES, 6)):
         with pytest.raises(DamagedError, match="begins at"):
-            NodeLayout(IDENTITY, "bfloat16", sizes).row_bytes(5, 2, place(start, "parent"))
+            NodeLayout(IDENTITY, "bfloat16", sizes).row_bytes(5, 1, place(start, "parent"))

@@ -378,6 +378,6 @@ def test_context_that_no_node_has_is_refused(context: str) -> None:
         start, parent = placed(context)
     except ValueError:
         with pytest.raises(Exception, match="a node's record"):
-            layout.row_bytes(9, IDENTITY.num_layers, context)
+            layout.row_bytes(9, 1, context)
     else:
         assert int(context.partition(":")[0]) == start and place(start, parent).partition(":")[2] == parent
