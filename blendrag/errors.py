@@ -35,7 +35,7 @@ from contextlib import contextmanager
 
 
 class BlendragError(Exception):
-    """Base of all errors raised by blendrag."""
+    """The base of all errors that blendrag raises."""
 
 
 class ConfigError(BlendragError):
@@ -59,9 +59,9 @@ def noting(note: str) -> Iterator[None]:
 
 @contextmanager
 def needs(extra: str) -> Iterator[None]:
-    """Import inside what the extra brings, named as pip takes it ("blendrag[redis]"). Raises
-    MissingDependencyError, with pip's command, for what of it is not installed. Any other module that is
-    missing is another mistake, and stays the error that it is."""
+    """Raise MissingDependencyError, with pip's command, for what is missing of an extra ("blendrag[redis]").
+
+    Any other module that is missing is another mistake, and stays the error that it is."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -166,7 +166,7 @@ class ServerNotFoundError(ServerError):
 
 
 class ServerBusyError(ServerError):
-    """The server takes no more requests for now. retry_after_s: None: it does not say."""
+    """The server takes no more requests for now. retry_after_s: when to ask again, if it says."""
 
     def __init__(self, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -182,4 +182,4 @@ class BrokenAnswerError(ServerError):
 
 
 class BlendragWarning(UserWarning):
-    """Answers are right, but documents are prefilled that could be reused, or may be."""
+    """A warning that something given is ignored or outdated, or that answers come slower than they could."""

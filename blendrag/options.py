@@ -37,14 +37,15 @@ def step_of(quality: object) -> Step:
 
 
 class BlendOverrides(BaseModel):
-    """Options of blending as settings, constructors, commands and requests give them. None: not given."""
+    """Options of blending that settings, constructors, commands and requests may give; None is not given."""
 
     quality: Quality | None = Field(
         default=None,
         description="How much stored KV is repaired: fast, balanced or close to full prefill.",
     )
     blend: bool | None = Field(
-        default=None, description="False prefills every prompt plainly, for comparison."
+        default=None,
+        description="Whether prompts are blended; else all are prefilled plainly, for comparison.",
     )
     selector: str | None = Field(
         default=None, description="Which stored tokens are recomputed: query, hkvd@0.15:metric=k, ..."
@@ -75,7 +76,7 @@ class BlendKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class BlendOptions:
-    """Options of blending, all of them known; a recipe takes them to the worker.
+    """The options by which a prompt is blended, each with its value.
 
     recompute_ratio: share of the request's cached tokens that is recomputed, on average over the layers
         (CacheBlend section 7.2 uses 0.15).

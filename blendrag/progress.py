@@ -52,8 +52,10 @@ class ProgressBar(Progress):
 def progress_bar(
     show: Progress | bool | None = None, unit: Literal["steps", "bytes"] = "steps"
 ) -> Iterator[Progress]:
-    """Show a bar on standard error if ``show``, or if it is None, that is a terminal and rich is installed;
-    or use the caller's own. Raises MissingDependencyError if ``show``, and there is no rich.
+    """Show a bar on standard error, or tell a listener of the caller's own.
+
+    show: the listener, or whether there is a bar; None: if standard error is a terminal and rich is there.
+    Raises MissingDependencyError for True without rich.
 
     It redraws twice a second: drawing takes time from cores that compute.
     """

@@ -56,20 +56,21 @@ DEFAULT_SYSTEM_PROMPT = "Answer the question from the documents. If they do not 
 
 
 class Settings(BlendOverrides, BaseSettings):
-    """The settings; those of blending are inherited, and None unless given: :attr:`blending` knows them all.
+    """All settings, from keyword arguments, environment variables and a YAML file.
 
+    Those of blending are inherited, and None unless given: :attr:`blending` knows them all.
     Sizes are in bytes unless the name says otherwise.
     """
 
     model_config = SettingsConfigDict(env_prefix="BLENDRAG_", extra="forbid", frozen=True)
 
     # Model and engine
-    model: str = Field(DEFAULT_MODEL, description="Packaged default, a local folder, or a hub id.")
+    model: str = Field(DEFAULT_MODEL, description="Model: the packaged default, a folder, or a hub id.")
     lora: str | None = Field(
         None, description="Folder or hub id of a LoRA adapter that is merged into the model's weights."
     )
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
-        "auto", description="Numbers that the model computes with; `auto`: its own."
+        "auto", description="Type of the numbers that the model computes with; `auto`: its own."
     )
     max_model_len: int | None = Field(None, ge=16, description="Context window in tokens.")
     kv_cache_gib: int = Field(2, ge=1, description="vLLM's paged KV cache on CPU, in GiB.")
@@ -100,7 +101,10 @@ class Settings(BlendOverrides, BaseSettings):
     # Ingest
     chunk_tokens: int = Field(512, ge=8, description="Chunk size in the model's own tokens.")
     chunk_overlap: int = Field(0, ge=0, description="Tokens that neighbouring chunks share.")
-    embedder: str = Field(DEFAULT_EMBEDDER, description="Packaged default or a sentence-transformers model.")
+    embedder: str = Field(
+        DEFAULT_EMBEDDER,
+        description="Model that texts are searched by: the packaged default, or of sentence-transformers.",
+    )
     shared_prefix: SharedPrefix = Field(
         "start",
         description="What chunks are prefilled behind: nothing; `start`, the markup every chat begins with;"
@@ -227,7 +231,7 @@ class Settings(BlendOverrides, BaseSettings):
 
     @property
     def revision(self) -> str | None:
-        """Return which revision of the model, on the hub."""
+        """Return the revision of the model on the hub, if one is named."""
         return self._engine_argument("revision", str, None)
 
     @property

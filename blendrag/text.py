@@ -23,7 +23,7 @@ def encodable(text: str) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Return ``value`` as JSON has it, with every text in it :func:`encodable`.
+    """Return ``value`` as plain JSON data, every text in it :func:`encodable`.
 
     Dates, UUIDs, decimals, sets and models become what pydantic writes for them; what it does not know
     becomes its ``str``. Raises ConfigError for what is nested too deeply, or holds itself.

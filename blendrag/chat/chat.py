@@ -66,6 +66,7 @@ class Chat(ChatModel):
 
     @property
     def tokenizer(self) -> Any:
+        """The model's tokenizer."""
         return self.library.tokenizer
 
     @property

@@ -70,7 +70,7 @@ def in_our_terms(options: Mapping[str, Any], aliases: Mapping[str, str] = ALIASE
 
 
 def engine_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings, among which vLLM's arguments may stand as its own classes take them."""
+    """Return settings with vLLM's own arguments, which may stand among them, in ``engine_args``."""
     given = {name: value for name, value in settings.items() if value is not None}
     theirs = {name: given.pop(name) for name in ENGINE_ARGUMENTS if name in given}
     return given | {"engine_args": {**theirs, **given.get("engine_args", {})}} if theirs else given

@@ -23,7 +23,7 @@ from blendrag.cli.stats import stats
 from blendrag.cli.sync import sync
 from blendrag.errors import BlendragWarning
 
-app = group("blendrag")
+app = group("blendrag", "Answer questions from documents without prefilling the documents again.")
 for command in (ingest, sync, ask, stats, verify, gc, purge, profile, fit, doctor, demo):
     app.command()(command)
 app.command(context_settings=ANY_OPTION)(serve)
@@ -43,7 +43,7 @@ def about(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Answer questions from documents without prefilling the documents again."""
+    """Take the options of the command itself."""
 
 
 def main() -> None:

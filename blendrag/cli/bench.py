@@ -88,9 +88,10 @@ def ttft(
     paste: options.Paste = None,
     **given: Any,
 ) -> None:
-    """Time to first token: full prefill, vLLM's prefix caching, exact prefixes, full reuse, and blending:
-    each step of quality, or each ratio. Or against one parameter (--axis), or by counted launches, bytes and
-    FLOP over a GPU's stated rates, and its own where it is (--gpu)."""
+    """Measure the time to first token of full prefill, prefix caching, exact prefixes, reuse and blending.
+
+    Of blending, each step of quality or each ratio; or against one parameter (--axis). --gpu estimates it by
+    counted launches, bytes and FLOP over a GPU's stated rates, and measured ones where it is."""
     from blendrag.lab.bench.axes import AXES, axis_named, parse_ratios
     from blendrag.lab.bench.model import run_model
     from blendrag.lab.bench.speculate import run_speculate
@@ -133,8 +134,9 @@ def load(
     paste: options.Paste = None,
     **given: Any,
 ) -> None:
-    """Throughput: how many requests a second each arm answers before the time to first token gets long. Or
-    what requests lose beside each other (--beside), or what a budget of KV saves (--kv-budget)."""
+    """Measure how many requests a second each arm answers before the time to first token gets long.
+
+    Or what requests lose beside each other (--beside), or what a budget of KV saves (--kv-budget)."""
     from blendrag.lab.bench.beside import run_beside
     from blendrag.lab.bench.decode import run_decode
     from blendrag.lab.bench.load import run_load
@@ -184,7 +186,7 @@ def tree(
 
 @_with_options(EvictionOptions)
 def eviction(json: options.Json = False, **given: Any) -> None:
-    """Replay a trace through eviction policies: hit ratios, against LRU's and the optimum."""
+    """Replay a trace through eviction policies, and compare their hit ratios with LRU's and the optimum."""
     from blendrag.lab.eviction.compare import run_eviction
     from blendrag.lab.eviction.source import open_source
 
@@ -196,8 +198,9 @@ def eviction(json: options.Json = False, **given: Any) -> None:
 def recognition(
     model: options.Model = None, json: options.Json = False, paste: options.Paste = None, **given: Any
 ) -> None:
-    """Replay prompts as applications make them: what is known of their documents though nobody names any.
-    And how long one prompt is searched. Starts no engine."""
+    """Replay prompts as applications make them, and count what is recognised though nobody names documents.
+
+    Also measures how long one prompt is searched. Starts no engine."""
     from blendrag.lab.bench.recognition import run_recognition
     from blendrag.settings import Settings
 
@@ -205,6 +208,6 @@ def recognition(
     measured(lambda bar: run_recognition(settings, wanted, bar), json, "recognition", paste=paste)
 
 
-app = group(help="Measure on this machine.")
+app = group(help="Measure blending and caching on this machine.")
 for command in (ttft, load, tree, eviction, recognition):
     app.command()(command)

@@ -13,7 +13,8 @@ from blendrag.cli.options import Json, Model, Paste, Plot, Ratios, Seed
 
 def evaluate(
     data: Annotated[
-        Path, typer.Option(help="Questions, answers and documents, gzipped or not.", metavar="FILE")
+        Path,
+        typer.Option(help="File of questions with answers and documents; may be gzipped.", metavar="FILE"),
     ],
     format: Annotated[
         str,

@@ -37,7 +37,7 @@ def fit(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Fit what the eviction policies lpc and lpc+ go by."""
+    """Fit the predictors of the eviction policies lpc and lpc+ to your traffic, or to conversations."""
     from blendrag.errors import ConfigError, PredictorError
     from blendrag.eviction.fitted import Fitted, fitted_file, load_fitted, save_fitted
     from blendrag.settings import Settings

@@ -32,7 +32,7 @@ def ingest(
     model: options.Model = None,
     questions: Annotated[
         Path | None,
-        typer.Option(help="Questions, one a line, whose exact prefixes are to be on disk.", metavar="FILE"),
+        typer.Option(help="Questions, one a line, whose exact prefixes are kept on disk.", metavar="FILE"),
     ] = None,
     server: options.Servers = None,
     api_key: options.ApiKey = None,

@@ -47,7 +47,7 @@ SimilarityTopK = Annotated[
 ]
 Server = Annotated[
     str | None,
-    typer.Option("--server", "-s", help="Have a server answer (blendrag serve), by its URL.", metavar="URL"),
+    typer.Option("--server", "-s", help="Server (blendrag serve) that answers, by its URL.", metavar="URL"),
 ]
 Servers = Annotated[
     list[str] | None,

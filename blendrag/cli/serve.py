@@ -25,7 +25,7 @@ def serve(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            help="A folder, a hub id, or nothing for the packaged default; then options of vLLM.",
+            help="Model: a folder, a hub id, or nothing for the packaged default; then options of vLLM.",
             metavar="[MODEL] [OPTION...]",
             show_default=False,
         ),
@@ -38,21 +38,21 @@ def serve(
         Path | None,
         typer.Option("--keys", help="File of the clients' keys; without one, everybody may do everything."),
     ] = None,
-    max_body_mib: Annotated[int, typer.Option(min=1, help="Limit of a request's body.")] = LIMITS.body_mib,
+    max_body_mib: Annotated[int, typer.Option(min=1, help="Most MiB in a request's body.")] = LIMITS.body_mib,
     max_items: Annotated[
-        int, typer.Option(min=1, help="Limit of a request's messages, and of the documents it names.")
+        int, typer.Option(min=1, help="Most messages in a request, and most documents that it names.")
     ] = LIMITS.items,
     max_text_mib: Annotated[
-        int, typer.Option(min=1, help="Limit of texts that are split or turned into tokens at once.")
+        int, typer.Option(min=1, help="Most MiB of texts that are split or turned into tokens at once.")
     ] = LIMITS.text_mib,
     repeats_gib: Annotated[
         float,
-        typer.Option(min=0, help="Room for the KV of texts that come again in prompts; 0: none is kept."),
+        typer.Option(min=0, help="Most GiB of KV of texts that come again in prompts; 0: none is kept."),
     ] = LIMITS.repeats_gib,
     show: Annotated[bool, typer.Option("--print", help="Print the command and do not run it.")] = False,
-    docker: Annotated[bool, typer.Option("--docker", help="Print an image file for the command.")] = False,
+    docker: Annotated[bool, typer.Option("--docker", help="Print a Dockerfile for the command.")] = False,
     helm: Annotated[
-        bool, typer.Option("--helm", help="Print values for the chart of vLLM's production stack.")
+        bool, typer.Option("--helm", help="Print Helm values for the chart of vLLM's production stack.")
     ] = False,
 ) -> None:
     """Serve a model to OpenAI clients, with the documents that it knows blended.

@@ -43,6 +43,7 @@ class Document:
 
     @property
     def content_hash(self) -> str:
+        """The hash by which a changed text is told from the one before."""
         return xxhash.xxh3_128_hexdigest(self.text.encode())
 
 

@@ -233,7 +233,7 @@ class Server:
 
 
 def without_password(url: str | httpx2.URL) -> str:
-    """Return the URL as it may be shown."""
+    """Return the URL without user, password and query, as it may be shown."""
     return str(httpx2.URL(url).copy_with(username=None, password=None, query=None))
 
 

@@ -1,4 +1,4 @@
-"""A server in containers: an image file, and values for the chart of vLLM's production stack.
+"""A server in containers: a Dockerfile, and values for the chart of vLLM's production stack.
 
 The command is that of ``blendrag serve``. What is secret is read from where the container runs.
 """
@@ -65,7 +65,7 @@ def container_command(
 
 
 def image_file(command: ServeCommand, vllm: str) -> str:
-    """Return an image file for ``docker build`` in a checkout. vllm: the version of the image that it is
+    """Return a Dockerfile for ``docker build`` in a checkout. vllm: the version of the image that it is
     built on. No index is asked for blendrag: whoever has its name there would be in the image."""
     secret = [name for name, value in command.variables.items() if not value]
     lines = [

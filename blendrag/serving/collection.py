@@ -24,7 +24,7 @@ Sources = Mapping[str, str]
 
 @dataclass(slots=True, kw_only=True)
 class SyncReport(PrefillReport):
-    """A report of what it took to hold what the vector store does, in documents and chunks."""
+    """A report of what a sync with a vector store added, removed, changed and left, in documents."""
 
     added: int = 0
     removed: int = 0
@@ -45,7 +45,7 @@ def encodable_documents(
 
 
 class KeptDocuments(ABC):
-    """Documents by id, each with the texts that prompts may show of it.
+    """The interface of collections, which keep the KV of documents: by id, the texts that prompts may show.
 
     ``name`` tells the vector store from others, in this process and later ones.
     """
@@ -112,7 +112,7 @@ def collections(
 
 
 class Collection(KeptDocuments):
-    """A collection in a library of this process."""
+    """A collection of documents whose KV is kept by this process."""
 
     def __init__(self, library: Library, name: str) -> None:
         self.library, self.name = library, encodable(name)

@@ -17,9 +17,9 @@ Speculated = Literal["adopted", "discarded", "none"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence(PrefillFacts):
-    """The evidence of a prompt: which of its tokens were computed, in tokens, and why not fewer; and the
-    worker's report, whose exact tokens are among the reused ones.
+    """A record of how a prompt was prefilled: how many tokens were reused, recomputed and fresh, and why.
 
+    The worker's report is part of it; its exact tokens are among the reused ones.
     mode: how the prompt was prefilled. exact: all of its documents' KV was to come from the tree of
     prefixes; mixed: that of its first ones did, and the rest was blended.
     reused: taken from the store, and moved at most by what tokens near them have moved; or, of blended

@@ -32,18 +32,24 @@ class TierSpec(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    kind: Kind
-    write: Write | None = Field(default=None, description="Default: through; behind for servers.")
-    bytes: int | None = Field(default=None, ge=0, description="Limit; None: no limit.")
-    chunks: int | None = Field(default=None, ge=0, description="Limit; None: no limit.")
+    kind: Kind = Field(description="Where the tier keeps records.")
+    write: Write | None = Field(
+        default=None, description="When a chunk counts as stored; None: through, or behind for servers."
+    )
+    bytes: int | None = Field(default=None, ge=0, description="Most bytes in the tier; None: no limit.")
+    chunks: int | None = Field(default=None, ge=0, description="Most chunks in the tier; None: no limit.")
     policy: str = Field(default=DEFAULT_POLICY, description="Which chunk leaves a full tier.")
     tree_bytes: int = Field(default=0, ge=0, description="Room for exact prefixes beside chunks; 0: none.")
-    path: Path | None = Field(default=None, description="Of a disk tier; None: the index's own folder.")
-    url: str | None = Field(default=None, repr=False, description="redis://..., s3://bucket/prefix, ...")
-    options: dict[str, Any] = Field(
-        default_factory=dict, repr=False, description="Of the object store's client."
+    path: Path | None = Field(default=None, description="Folder of a disk tier; None: the index's own.")
+    url: str | None = Field(
+        default=None, repr=False, description="Server: redis://..., s3://bucket/prefix, ..."
     )
-    throttle: int | None = Field(default=None, gt=0, description="Bytes per second, to try a slower device.")
+    options: dict[str, Any] = Field(
+        default_factory=dict, repr=False, description="Options of the object store's client."
+    )
+    throttle: int | None = Field(
+        default=None, gt=0, description="Most bytes read per second, to try a slower device."
+    )
     timeout_s: float = Field(default=1.0, gt=0, description="Seconds until a call to a server has failed.")
     cooldown_s: float = Field(default=5.0, gt=0, description="Seconds a server that failed is left alone.")
     expire_s: int | None = Field(default=None, gt=0, description="Seconds after which Redis drops a chunk.")

@@ -11,7 +11,7 @@ import pytest
 from blendrag.engine.compat.connector import least_rows
 from blendrag.engine.wire.report import BlendReport
 from blendrag.select import SELECTORS
-from blendrag.select.interface import budget
+from blendrag.select.interface import RankedSelector, budget
 from workbench import FIRST, Bench, distance
 
 pytestmark = pytest.mark.engine
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.engine
 RATIO = 0.2
 CHUNKS, LENGTH = 4, 96
 CACHED = CHUNKS * LENGTH
-EXACT = ["hkvd", "query", "random"]
+EXACT = [name for name, kind in SELECTORS.items() if issubclass(kind, RankedSelector) and name != "gradual"]
 METRICS = [f"hkvd:metric={metric}" for metric in ("k", "kv")]
 UNKNOWN = "Nobody has stored this sentence."
 CLOSE = 2e-3  # float32, two orders of the same sums

@@ -40,10 +40,7 @@ ArmKind = Literal["full", "reordered", "stored"]
 Variant = tuple[str, SharedPrefix, int]  # of stored KV: codec, shared prefix, context's tokens
 
 _PAPER_RATIOS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)  # CacheBlend's Figures 12 and 16 lie within them
-_PAPER_SELECTORS = (
-    "hkvd", "hkvd:metric=k", "hkvd:metric=kv", "gradual", "first_k", "query", "query:shift=no", "random",
-    LMCACHE,
-)  # fmt: skip
+_PAPER_VARIANTS = ("hkvd:metric=k", "hkvd:metric=kv", "query:shift=no", LMCACHE)  # besides all selectors
 _RIVALS = ("hkvd", "first_k", "random")
 _UNSTORED: tuple[ArmKind, ...] = ("full", "reordered")
 _ALONE = (REUSE, LMCACHE)  # arms of other systems, which prefill chunks alone
@@ -161,7 +158,7 @@ def _expanded(
         yield f"{own[0]}:{budget}", own[1]
     elif (base := word.partition(":")[0]) == PAPER:
         yield from ((name, None) for name in _reused(settings))
-        for selector in _PAPER_SELECTORS:
+        for selector in (*_choosing(), *_PAPER_VARIANTS):
             for ratio in ratios or _PAPER_RATIOS:
                 yield selector + word.removeprefix(PAPER), ratio
     elif "@" in base or base == REUSE or base in _UNSTORED:
@@ -177,11 +174,15 @@ def _ratio(name: str, at: float) -> float:
         raise ConfigError(f"arm {name!r}: {error}") from None
 
 
+def _choosing() -> list[str]:
+    """Return the selectors that leave a choice."""
+    return [name for name in SELECTORS if name not in (*_NO_CHOICE, LMCACHE)]
+
+
 def _check_name(arm: str, selector: str) -> None:
     """Raise ConfigError, with the nearest name, for one that is no selector's."""
-    known = [each for each in SELECTORS if each not in (*_NO_CHOICE, LMCACHE)]
-    if selector not in (*known, LMCACHE):
-        names = sorted([*_UNSTORED, *_ALONE, PAPER, ADAKV, *known])
+    if selector not in (*_choosing(), LMCACHE):
+        names = sorted([*_UNSTORED, *_ALONE, PAPER, ADAKV, *_choosing()])
         raise ConfigError(f"unknown arm {arm!r}; there are {', '.join(names)}{closest(selector, names)}")
 
 

@@ -75,18 +75,18 @@ class BlendLLM(BlendOverrides, StructuredByGrammar):
 
     base_url: str | None = Field(
         None,
-        description="Of a server, such as http://localhost:8000, whose engine answers.",
+        description="URL of a server, such as http://localhost:8000, whose engine answers.",
         frozen=True,
     )
     api_key: SecretStr | None = Field(
         None,
-        description="For the server; by default the variable BLENDRAG__API_KEY.",
+        description="Key for the server; by default the variable BLENDRAG__API_KEY.",
         exclude=True,
         frozen=True,
     )
     model: str = Field(
         default_factory=lambda given: "" if given.get("base_url") else Settings.load().model,
-        description="Packaged default, a local folder, or a hub id; of a server, what it serves.",
+        description="The packaged default, a folder, or a hub id; of a server, by default what it serves.",
         frozen=True,
     )
     context_window: int | None = Field(
@@ -103,7 +103,9 @@ class BlendLLM(BlendOverrides, StructuredByGrammar):
         frozen=True,
     )
     temperature: float | None = Field(
-        None, description="0 (the default): always the most probable token.", ge=0
+        None,
+        description="Randomness of sampling; 0 (the default) always takes the most probable token.",
+        ge=0,
     )
     max_tokens: int | None = Field(
         None, description="Most tokens of an answer; None: the rest of the window.", ge=1
@@ -117,22 +119,33 @@ class BlendLLM(BlendOverrides, StructuredByGrammar):
     max_retries: int = Field(
         1, description="How often a request is sent again after the engine failed.", ge=0
     )
-    logprobs: bool | int | None = Field(None, description="Whether, or how many, for each token.")
-    top_logprobs: int | None = Field(None, description="How many for each token.")
+    logprobs: bool | int | None = Field(
+        None, description="Whether log probabilities are given, or how many for each token."
+    )
+    top_logprobs: int | None = Field(
+        None, description="Number of log probabilities that are given for each token."
+    )
     additional_kwargs: dict[str, Any] = Field(
         default_factory=dict, description="More options of calls, which may be given as arguments too."
     )
     default_headers: dict[str, str] | None = Field(
-        None, description="Sent to the server with every request.", exclude=True, frozen=True, repr=False
+        None,
+        description="Headers sent to the server with every request.",
+        exclude=True,
+        frozen=True,
+        repr=False,
     )
     http_client: Any = Field(None, description="An httpx2.Client for the server.", exclude=True, frozen=True)
     async_http_client: Any = Field(
         None, description="An httpx2.AsyncClient for the server.", exclude=True, frozen=True
     )
     is_function_calling_model: bool = Field(
-        True, description="False: LlamaIndex has the model write calls as text."
+        True,
+        description="Whether tools are offered to the model; else LlamaIndex has it write calls as text.",
     )
-    conversation: str | None = Field(None, description="Whose turns these are; None: told from messages.")
+    conversation: str | None = Field(
+        None, description="Id of the conversation; None: told from its messages."
+    )
 
     _chat_made: ChatModel | None = PrivateAttr(default=None)
     _chat_made_of: dict[str, Any] = PrivateAttr(default_factory=dict)

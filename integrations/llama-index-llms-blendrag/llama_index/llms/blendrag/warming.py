@@ -89,7 +89,7 @@ def _unpickled(base: type[Store], state: dict[str, Any], whose: _Whose) -> Store
 
 
 class WarmKV(_Base):
-    """A mixin in front of a vector store's class, which :func:`warm` puts there.
+    """A mixin that keeps the KV of a vector store's nodes; :func:`warm` puts it in front of its class.
 
     Adding raises what ``Collection.add`` does; the store has the nodes then, and the next addition or
     :meth:`sync` prefills them. Asynchronous methods do not block the event loop.
