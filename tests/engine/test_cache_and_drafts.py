@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from blendrag.models import DEFAULT_MODEL, resolve_model
 from blendrag.settings import Settings
 from drafts import eagle_head
 from places import EXAMPLES
+from quantised_model import small_model
 from stored_trees import tree_tiers
 
 pytestmark = [pytest.mark.own_engine, pytest.mark.nightly]
@@ -65,35 +67,54 @@ def test_drafts_change_no_blended_answer(model_dir: Path, tmp_path: Path) -> Non
     assert plain == by_ngram == by_head
 
 
+def drafted_behind(
+    asked: dict[str, Any], folder: Path, modes: Sequence[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> list[tuple[float, float]]:
+    """How many tokens are drafted behind questions that are answered in these modes, and accepted."""
+    in_full = module.engine_args
+    monkeypatch.setattr(module, "engine_args", lambda *asked: in_full(*asked) | {"disable_log_stats": False})
+    engine, counted = Engine.shared(Settings.load(**asked)), list[tuple[float, float]]()
+    try:
+        with BlendIndex.open(folder, **asked) as index:
+            index.ingest(EXAMPLES / "handbook", progress=False)
+            for mode, question in modes:
+                if mode == "exact":
+                    index.warm(question)
+                while not engine.reset_prefix_cache():
+                    time.sleep(0.05)
+                drafted, kept = accepted()
+                asking: dict[str, Any] = {"max_tokens": 40, "similarity_top_k": 2, "blend": mode == "blended"}
+                assert index.ask(question, **asking).evidence.mode == mode
+                now = accepted()
+                counted.append((now[0] - drafted, now[1] - kept))
+    finally:
+        engine.release()
+    return counted
+
+
 def test_blend_and_exact_prefix_come_with_the_kv_of_the_model_that_drafts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that its drafts, of the model itself here, are accepted as behind full prefill."""
-    in_full = module.engine_args
-    monkeypatch.setattr(module, "engine_args", lambda *asked: in_full(*asked) | {"disable_log_stats": False})
     model = str(resolve_model(DEFAULT_MODEL, Settings.load().cache_dir))
     itself = {"method": "draft_model", "model": model, "num_speculative_tokens": 3}
     asked = settings(Path(model), engine_args={"speculative_config": itself}, tiers=tree_tiers(disk=1 << 30))
-    engine, counted = Engine.shared(Settings.load(**asked)), []
-    with BlendIndex.open(tmp_path, **asked) as index:
-        index.ingest(EXAMPLES / "handbook", progress=False)
-        for mode, question in (
-            ("plain", CLOSED),
-            ("blended", CLOSED),
-            ("blended", TRAVEL),
-            ("exact", CLOSED),
-        ):
-            if mode == "exact":
-                index.warm(question)
-            while not engine.reset_prefix_cache():
-                time.sleep(0.05)
-            before = accepted()
-            evidence = index.ask(question, max_tokens=40, blend=mode == "blended").evidence
-            assert evidence.mode == mode
-            counted.append(tuple(after - number for after, number in zip(accepted(), before, strict=True)))
-    engine.release()
-    assert counted[0][0] == counted[0][1] > 20
-    assert counted == [counted[0]] * 4
+    modes = ("plain", CLOSED), ("blended", CLOSED), ("blended", TRAVEL), ("exact", CLOSED)
+    counted = drafted_behind(asked, tmp_path, modes, monkeypatch)
+    assert counted == [counted[0]] * 4 and counted[0][0] == counted[0][1] > 20
+
+
+@pytest.mark.nightly(part="ranks")
+def test_drafts_are_accepted_behind_blends_on_two_ranks(
+    tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = str(small_model(tmp_path / "model", tokenizer))
+    itself = {"method": "draft_model", "model": model, "num_speculative_tokens": 3}
+    two = {"tensor_parallel_size": 2, "speculative_config": itself}
+    asked = settings(Path(model), max_model_len=2048, engine_args=two)
+    modes = ("plain", CLOSED), ("blended", CLOSED)
+    counted = drafted_behind(asked, tmp_path / "index", modes, monkeypatch)
+    assert counted[0] == counted[1] and counted[0][0] == counted[0][1] > 20
 
 
 def accepted() -> tuple[float, float]:
