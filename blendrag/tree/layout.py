@@ -18,7 +18,7 @@ import torch
 from torch.nn.functional import pad
 
 from blendrag.store.identity import NO_CONTEXT, KVIdentity
-from blendrag.store.record import DamagedError, Head, Layout, Record, TokenIds, checksum
+from blendrag.store.record import DamagedError, DraftLayers, Head, Layout, Record, TokenIds, checksum
 from blendrag.tree.path import place, placed, state_key
 
 
@@ -50,6 +50,9 @@ class NodeLayout(Layout):
     def key_of(self, ids: Sequence[int] | TokenIds, context: str) -> str:
         start, _ = placed(context)
         return state_key(self.identity, ids) if start == len(ids) else super().key_of(ids, context)
+
+    def _shards(self, rows: int, drafts: DraftLayers) -> int:
+        return 0 if drafts.layers else super()._shards(rows, drafts)
 
     def row_bytes(self, tokens: int, shards: int = 1, context: str = NO_CONTEXT) -> int:
         if shards != self.shards:

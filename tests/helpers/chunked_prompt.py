@@ -22,6 +22,7 @@ from small_decoder import KV_HEADS, SIZE
 from stores import make_chunk, open_stack, put, register
 
 TOKENS = (70, 96, 33)  # of the chunks
+NEXT_ID = 7  # of the token behind the prompt
 BLOCK_IDS = [7, 3, 12, 0, 9, 30, 1, 5]
 
 
@@ -63,7 +64,7 @@ class ChunkedPrompt:
             put(store, chunk)
         recipe = Recipe("", tuple(self.spans), options, head=(("node", head),) if head else ())
         first, *others = map(list, block_ids)
-        order = BlendOrder("", "", self.ids, first, written, recipe, others=others)
+        order = BlendOrder("", "", self.ids, first, written, recipe, others=others, next_id=NEXT_ID)
         pace = Pace()
         pace.begin(60.0, idle=idle)
         try:

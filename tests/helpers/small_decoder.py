@@ -22,9 +22,9 @@ from vllm.v1.worker.utils import AttentionGroup
 
 from blendrag.engine.compat.groups import groups_of_runner
 from blendrag.engine.forward.decoders import make_decoder
-from blendrag.engine.forward.drafter import Drafter
 from blendrag.engine.forward.paged import PagedCache
 from blendrag.engine.forward.prompt_forward import LoadedModel
+from blendrag.engine.worker.selfcheck import with_drafts
 
 CPU = torch.device("cpu")
 KV_HEADS, SIZE, VOCABULARY, BLOCKS = 2, 32, 50_000, 32
@@ -54,7 +54,7 @@ def small_model(
     """As a worker has it, in float32, with an empty paged cache. The same weights every time. put: moves what
     the model keeps to where it is. block_size: None: that of engines on CPUs. windowed:
     which layers have a window; they are a group of their own, as vLLM has it. drafts: the method of a model
-    of two layers that drafts."""
+    of two layers that drafts; "itself": the model drafts for itself."""
     folder.mkdir(parents=True, exist_ok=True)
     shape: dict[str, Any] = {"num_hidden_layers": layers}
     if windowed:
@@ -64,8 +64,9 @@ def small_model(
     speculative: dict[str, Any] = {}
     if drafts:
         (drafting := folder / "drafts").mkdir(exist_ok=True)
-        (drafting / "config.json").write_text(json.dumps(_CONFIG | {"num_hidden_layers": 2}))
-        spoken = {"method": drafts, "model": str(drafting), "num_speculative_tokens": 2}
+        own, method = (shape, "draft_model") if drafts == "itself" else ({"num_hidden_layers": 2}, drafts)
+        (drafting / "config.json").write_text(json.dumps(_CONFIG | own))
+        spoken = {"method": method, "model": str(drafting), "num_speculative_tokens": 2}
         speculative["speculative_config"] = spoken
     config = EngineArgs(
         model=str(folder),
@@ -90,6 +91,8 @@ def small_model(
             for _, weights in sorted(one.named_parameters()):
                 noise = torch.randn(weights.shape, generator=generator)
                 weights.data = 0.15 * noise if weights.dim() > 1 else 1 + 0.1 * noise
+            if drafts == "itself":
+                generator.manual_seed(0)
             for module in one.modules():
                 for kept in (module._parameters, module._buffers):
                     kept.update({name: put(each.detach()) for name, each in kept.items() if each is not None})
@@ -108,11 +111,12 @@ def small_model(
         attn_groups=[[group] for group in groups.values()],
         vllm_config=config,
         get_model=lambda: model,
-        drafter=SimpleNamespace(model=drafter),
+        get_draft_model=lambda: drafter,
     )
-    found = Drafter.of(decoder, runner, groups_of_runner(runner))
-    attentions = decoder.attentions + (found.attentions if found else [])
-    return LoadedModel(decoder, PagedCache(attentions, runner, groups_of_runner(runner)), drafts=found)
+    with torch.inference_mode():
+        cache = PagedCache(decoder.attentions, runner, groups_of_runner(runner))
+        drafting, cache = with_drafts(decoder, cache)
+    return LoadedModel(decoder, cache, drafts=drafting)
 
 
 def _be_alone() -> None:

@@ -327,7 +327,7 @@ class RequestBlend:
             Stopwatch(),
             self._note_queries,
             model.drafts,
-            next_id=next(iter(order.behind), 0),
+            next_id=order.next_id,
         )
         recomputed, computed = yield from self._fuse(chunks, forward, selector, begin, reads)
         watch = forward.watch
@@ -360,6 +360,8 @@ class RequestBlend:
         cached tokens were recomputed, of those at ``begin`` and behind it, and the positions computed."""
         spans = [self._whole(span) if reads else span for span, _ in chunks]
         with self._load([opened for _, opened in chunks], spans) as layers:
+            if spans and layers.num_layers == forward.decoder.num_layers:  # drafted from nothing but holes
+                forward = replace(forward, drafts=None)
             if not reads:
                 stored = StoredKV(forward, layers)
                 return (yield from FusedPrefill(forward, stored, selector, self._chosen).run())

@@ -66,9 +66,9 @@ class BlendClaims(SchedulerHook):
         end, ids = self._claimed(asked), asked.ids(asked.prompt)
         room = min(len(held) * of.block_size for held, of in zip(block_ids, self._groups, strict=True))
         behind, (first, *others) = ids[end:] if len(ids) <= room else [], block_ids
-        self._orders.append(
-            BlendOrder(asked.id, asked.ticket, ids[:end], first, end - claimed, asked.recipe, behind, others)
-        )
+        written, recipe, next_id = end - claimed, asked.recipe, next(iter(ids[end:]), 0)
+        order = BlendOrder(asked.id, asked.ticket, ids[:end], first, written, recipe, behind, others, next_id)
+        self._orders.append(order)
 
     def orders(self, step: SchedulerStep) -> Orders:
         orders, self._orders = self._orders, []

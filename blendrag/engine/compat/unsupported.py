@@ -67,7 +67,7 @@ def unsupported_reason(vllm_config: Any, runner: Any, model: Any) -> str | None:
     if is_of_transformers(model) and (rope := _moving_rope(vllm_config)):
         return f"RoPE type {rope} changes with the prompt's length"
     for number, layer in enumerate(layers):
-        reason = _unsupported_layer(layer)
+        reason = unsupported_layer(layer)
         if reason:
             return f"layer {number}: {reason}"
     config = vllm_config.model_config.hf_text_config.to_dict()
@@ -121,7 +121,8 @@ def _has_smaller_blocks(attention: Any, vllm_config: Any) -> bool:
     return is_latent(attention) and attention.kv_cache.shape[-2] != vllm_config.cache_config.block_size
 
 
-def _unsupported_layer(layer: Any) -> str | None:
+def unsupported_layer(layer: Any) -> str | None:
+    """Return why a decoder layer cannot be blended, or None."""
     attention, rotary = attention_of(layer), rotary_of(layer)
     if attention is None:
         return "it has no single attention module (Mamba and hybrid layers are not blended)"

@@ -37,6 +37,12 @@ class Rows:
         more = tuple({name: each[rows] for name, each in layer.items()} for layer in self.more)
         return Rows(self.positions[which], self.states[rows], residual, more)
 
+    @property
+    def copied(self) -> Rows:
+        """Return the same rows, whatever becomes of these: layers may overwrite what they are given."""
+        residual = None if self.residual is None else self.residual.clone()
+        return Rows(self.positions, self.states.clone(), residual)
+
     def joined(self, parts: Sequence[Rows]) -> Rows:
         """Return these rows behind a layer that was computed in several parts, or what one part leaves of
         them."""

@@ -22,6 +22,8 @@ from blendrag.engine.forward.slices import Pace
 from blendrag.load.trace import Trace
 from blendrag.store.record import NO_DRAFTS, DraftLayers
 
+_LEAST_ROWS = 32  # of a piece
+
 
 @dataclass(frozen=True, slots=True)
 class CachedSpan:
@@ -208,7 +210,7 @@ class PromptForward:
         first, count, at = self.decoder.num_layers, len(rows), 0
         following = np.append(self.tokens.ids[1:], self.next_id)
         while at < count:
-            end = self._end(at, count, ends=ends)
+            end = self._end(at, count, ends=ends, layers=self.drafts.num_layers)
             positions = rows.positions if end - at == count else rows.positions[at:end]
             read = {layer: _at(one, positions) for layer, one in outputs.items()}
             piece = DraftRows(self.tokens.ids[positions.host], following[positions.host], positions, read)
@@ -227,7 +229,7 @@ class PromptForward:
 
             with self.trace.span("compute", "drafts"):
                 self.drafts.prefill(piece, write, attend)
-            if self._pauses(end - at):
+            if self._pauses((end - at) * self.drafts.num_layers):
                 yield from self.pause()
             at = end
 
@@ -237,11 +239,13 @@ class PromptForward:
         yield
         self.watch.resume()
 
-    def _end(self, at: int, count: int, check: bool = False, ends: Ints | None = None) -> int:
-        """Return where the next piece of ``count`` rows ends. No piece has only a few rows, which a CPU's
-        matrix products would round differently."""
-        left = count - at
-        end = count if check else at - (-left // -(-left // self.pace.rows))
+    def _end(
+        self, at: int, count: int, check: bool = False, ends: Ints | None = None, layers: int = 1
+    ) -> int:
+        """Return where the next piece of ``count`` rows ends, which runs through so many layers. No piece has
+        only a few rows, which a CPU's matrix products would round differently."""
+        left, most = count - at, max(_LEAST_ROWS, self.pace.rows // layers)
+        end = count if check else at - (-left // -(-left // most))
         return end if ends is None else int(ends[np.searchsorted(ends, end)])
 
     def _pauses(self, rows: int) -> bool:
@@ -260,7 +264,8 @@ class PromptForward:
         if self.note is not None:
             self.note(layer, positions.host, projected.query)
         kept = None if look is None else look(positions, projected)
-        if layer == self.decoder.num_layers - 1 and self.drafts is None:
+        read_on = self.drafts is not None and self.drafts.reads_outputs
+        if layer == self.decoder.num_layers - 1 and not read_on:
             return Attended(None, kept)
         query = projected.query
         if kept is not None:

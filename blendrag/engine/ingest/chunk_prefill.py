@@ -163,7 +163,7 @@ class ChunkPrefill:
 
             def attention(projected: Projected, layer: int = layer) -> Attended:
                 keep(layer, projected)
-                last = layer == len(every) - 1
+                last = layer == decoder.num_layers - 1 and not (drafts and drafts.reads_outputs)
                 return Attended(None if last else pages.attend(layer, projected.query, addresses))
 
             rows = decoder.prefill_layer(layer, rows, attention, raw_keys=True)

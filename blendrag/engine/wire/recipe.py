@@ -125,7 +125,8 @@ class EvictionOrder:
 class BlendOrder:
     """An order to blend one prompt: the worker computes tokens [0, len(token_ids)), of which ``written`` are
     there. block_ids, others: its blocks in the first group of layers, and in each other one. behind: the
-    prompt's other tokens, which may be read where the last blocks have room for them."""
+    prompt's other tokens, which may be read where the last blocks have room for them. next_id: the first of
+    them, in any case."""
 
     request_id: str
     ticket: str
@@ -135,6 +136,7 @@ class BlendOrder:
     recipe: Recipe
     behind: list[int] = field(default_factory=list)
     others: list[list[int]] = field(default_factory=list)
+    next_id: int = 0
 
 
 def read_recipe(params: dict[str, Any] | None) -> Recipe | None:

@@ -20,14 +20,13 @@ from blendrag.engine.compat.states import HybridLayers
 from blendrag.engine.compat.unsupported import unsupported_reason
 from blendrag.engine.forward.blocks import KVBlocks
 from blendrag.engine.forward.decoders import make_decoder
-from blendrag.engine.forward.drafter import Drafter
 from blendrag.engine.forward.paged import PagedCache
 from blendrag.engine.forward.prompt_forward import LoadedModel
 from blendrag.engine.forward.ranks import ALONE, Ranks, SeveralRanks
 from blendrag.engine.wire import start_error
 from blendrag.engine.worker.connector import BlendConnector, StatesConnector
 from blendrag.engine.worker.data_plane import DataPlane, Plane, StatePlane
-from blendrag.engine.worker.selfcheck import not_apart, unfit_reason
+from blendrag.engine.worker.selfcheck import not_apart, unfit_reason, with_drafts
 from blendrag.errors import BlendragError
 from blendrag.models import weights_digest
 
@@ -83,15 +82,12 @@ class BlendWorker:
         except Exception as problem:  # whatever an unknown structure may do
             return facts | {"reason": not_apart(problem)}
         groups = groups_of_runner(self.model_runner)
-        drafts = Drafter.of(decoder, self.model_runner, groups)
-        if not ranks.all(drafts is not None):
-            drafts = None
-        layers = decoder.attentions + (drafts.attentions if drafts else [])
-        cache = PagedCache(layers, self.model_runner, groups)
+        cache = PagedCache(decoder.attentions, self.model_runner, groups)
         facts["block_size"] = cache.block_size
         facts["reason"] = next(filter(None, ranks.everyone(unfit_reason(decoder, cache, ranks))), None)
         if facts["reason"]:
             return facts
+        drafts, cache = with_drafts(decoder, cache, ranks)
         connector = own_connector(BlendConnector)
         assert connector is not None, "whoever has the engine started gave it our connector"
         extra = connector.options

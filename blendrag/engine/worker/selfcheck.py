@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 
 from blendrag.attention.runs import dense_attention
+from blendrag.engine.compat.drafts import DraftingModel
 from blendrag.engine.compat.model import (
     ForwardEnded,
     exactly_kept,
@@ -19,10 +21,14 @@ from blendrag.engine.compat.model import (
     scores_of,
 )
 from blendrag.engine.forward.decoder import Decoder
+from blendrag.engine.forward.drafter import Drafter
 from blendrag.engine.forward.indices import upload
 from blendrag.engine.forward.paged import PagedCache
 from blendrag.engine.forward.ranks import ALONE, Ranks
-from blendrag.engine.ingest.chunk_prefill import ChunkTokens, prefill_chunks
+from blendrag.engine.forward.slices import exhaust
+from blendrag.engine.ingest.chunk_prefill import ChunkPrefill, ChunkTokens, prefill_chunks
+
+_log = logging.getLogger(__name__)
 
 # The tolerance for two orders of the same bfloat16 sums, over many layers; a forgotten multiplier or norm is
 # off by far more.
@@ -56,6 +62,30 @@ def unfit_reason(decoder: Decoder, cache: PagedCache, ranks: Ranks = ALONE) -> s
     if not error_of_mask <= _MASK_TOLERANCE:
         return f"its attention over scattered tokens is not exact (relative error {error_of_mask:.2g})"
     return None
+
+
+def with_drafts(
+    decoder: Decoder, cache: PagedCache, ranks: Ranks = ALONE
+) -> tuple[Drafter | None, PagedCache]:
+    """Return the layers of the model that drafts, and the cache with them behind the model's own; None, and
+    the cache, if there are none that can be run apart, which is logged: drafts are only accepted more seldom.
+    """
+    try:
+        model = DraftingModel.of(cache.runner, cache.groups, decoder.attentions)
+        if model is None:
+            return None, cache
+        drafts = Drafter(model, decoder.vllm_config)
+        whole = PagedCache([*decoder.attentions, *drafts.attentions], cache.runner, cache.groups)
+        with ranks.together(*_OF_STRUCTURE):
+            exhaust(ChunkPrefill(decoder, whole, (), drafts).run([ChunkTokens("", tuple(_PROBE))]))
+            drafts.unrotates  # noqa: B018  (learnt here, where an error ends nothing)
+        if whole.readable == cache.readable:
+            return drafts, whole
+        problem: object = "its KV cannot be read back"
+    except Exception as error:  # whatever an unknown structure may do
+        problem = error
+    _log.warning("the KV of the model that drafts is not stored with chunks: %s", problem)
+    return None, cache
 
 
 def not_apart(problem: Exception) -> str:

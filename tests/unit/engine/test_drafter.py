@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +13,16 @@ import pytest
 import torch
 
 from blendrag.attention.runs import find_runs
+from blendrag.engine.blend.blending import Choices
+from blendrag.engine.compat.drafts import DraftingModel
 from blendrag.engine.compat.model import attention_metadata, layer_context, name_of
 from blendrag.engine.forward.prompt_forward import LoadedModel
 from blendrag.engine.forward.slices import exhaust
 from blendrag.engine.ingest.chunk_prefill import ChunkPrefill, ChunkTokens
+from blendrag.engine.worker.selfcheck import with_drafts
 from blendrag.options import BlendOptions
 from blendrag.store.record import NO_DRAFTS, DraftLayers
-from chunked_prompt import BLOCK_IDS, ChunkedPrompt
+from chunked_prompt import BLOCK_IDS, NEXT_ID, ChunkedPrompt
 from small_decoder import small_model
 
 LAYERS, BLOCK = 4, 32
@@ -51,7 +56,7 @@ def by_vllm(model: LoadedModel, ids: Sequence[int]) -> None:
     metadata = attention_metadata(runner, 0, runs, table.on_device, slots)
     by_name = {name_of(each): slots for each in model.cache.attentions}
     tokens, at = torch.tensor(ids), torch.from_numpy(positions)
-    drafter, config = runner.drafter.model, runner.vllm_config
+    drafter, config = runner.get_draft_model(), runner.vllm_config
     with layer_context(config, metadata, by_name, len(ids)):
         states: Any = runner.get_model()(tokens, at)
         if config.speculative_config.method == "draft_model":
@@ -59,7 +64,7 @@ def by_vllm(model: LoadedModel, ids: Sequence[int]) -> None:
             return
         if isinstance(states, tuple):
             states = drafter.combine_hidden_states(torch.cat(states[1], -1))
-        following = torch.tensor([*ids[1:], 0])
+        following = torch.tensor([*ids[1:], NEXT_ID])
         drafter(input_ids=following, positions=at, hidden_states=states)
 
 
@@ -69,7 +74,7 @@ def test_blend_of_ratio_1_has_the_kv_that_drafting_behind_a_prefill_has(
     prompt = ChunkedPrompt(LAYERS, drafts=stored_as(model))
     by_vllm(model, prompt.ids)
     expected = kv_of_drafts(model, len(prompt.ids))
-    assert expected.abs().amax((0, 1, 3, 4)).min() > 0
+    assert expected.abs().amax((1, 3, 4)).min() > 0
     model.cache.write_blocks(BLOCK_IDS, torch.zeros_like(model.cache.read_blocks(BLOCK_IDS)))
     prompt.blend(model, tmp_path / "kv", BlendOptions(1.0))
     torch.testing.assert_close(kv_of_drafts(model, len(prompt.ids)), expected, rtol=1e-3, atol=1e-3)
@@ -86,8 +91,7 @@ def test_stored_kv_is_moved_and_all_that_is_computed_is_repaired(
     model.cache.write_blocks(BLOCK_IDS, torch.zeros_like(model.cache.read_blocks(BLOCK_IDS)))
     report = prompt.blend(model, tmp_path / "kv", options, idle=idle)
     found, computed = kv_of_drafts(model, len(prompt.ids)), positions_of(report.computed_at, len(prompt.ids))
-    assert found.abs().amax((0, 1, 3, 4)).min() > 0, "nothing is left out"
-    # The layer that reads other layers' attention depends on what was repaired there; the first only on rows.
+    assert found.abs().amax((1, 3, 4)).min() > 0, "nothing is left out"
     before = [position for position in range(20) if position in computed]
     torch.testing.assert_close(found[:, :, before], exact[:, :, before], rtol=1e-3, atol=1e-3)
     drafts = model.drafts
@@ -99,6 +103,43 @@ def test_stored_kv_is_moved_and_all_that_is_computed_is_repaired(
             key, value = chunk.kv[LAYERS + layer][:, kept]
             torch.testing.assert_close(found[layer, 0, at], drafts.rotate_keys(layer, at, key.clone()))
             torch.testing.assert_close(found[layer, 1, at], value)
+
+
+@pytest.mark.parametrize("idle", [True, False], ids=["at once", "in pieces"])
+@pytest.mark.parametrize(
+    ("selector", "written"),
+    # Behind a hit inside a chunk, its beginning is not in the pages as it was stored, which shifts the rest.
+    [("query", 0), *product(("query:shift=no", "first_k", "none", "all"), (0, 2 * BLOCK))],
+)
+def test_model_that_drafts_for_itself_has_the_same_kv_twice(
+    tmp_path: Path, selector: str, idle: bool, written: int
+) -> None:
+    """Whatever is repaired and shifted, also behind a hit, and of chunks that were ingested."""
+    model = small_model(tmp_path / "model", LAYERS, block_size=BLOCK, drafts="itself")
+    prompt, choices = ChunkedPrompt(LAYERS, drafts=stored_as(model)), Choices()
+    prefill = ChunkPrefill(model.decoder, model.cache, (), model.drafts)
+    made = exhaust(prefill.run([ChunkTokens(chunk.key, chunk.token_ids) for chunk in prompt.chunks]))
+    prompt.chunks = [replace(chunk, kv=kv) for chunk, kv in zip(prompt.chunks, made, strict=True)]
+    options = BlendOptions(0.3, selector)
+    for number, there in enumerate({0, written}):
+        prompt.blend(model, tmp_path / str(number), options, there, choices, idle)
+        read = model.cache.pages(BLOCK_IDS).reader(np.arange(len(prompt.ids)))
+        for layer in range(LAYERS):
+            torch.testing.assert_close(read(LAYERS + layer), read(layer), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("selector", ["hkvd", "gradual"])
+def test_rows_that_are_dropped_on_the_way_keep_their_stored_kv(
+    tmp_path: Path, model: LoadedModel, selector: str
+) -> None:
+    prompt = ChunkedPrompt(LAYERS, drafts=stored_as(model))
+    report = prompt.blend(model, tmp_path / "kv", BlendOptions(0.2, selector))
+    computed, found = positions_of(report.computed_at, len(prompt.ids)), kv_of_drafts(model, len(prompt.ids))
+    assert report.recomputed and len(computed) < len(prompt.ids)
+    for chunk, (_, start, count) in zip(prompt.chunks, prompt.spans, strict=True):
+        values = found[:, 1, start : start + count], chunk.kv[LAYERS:, 1]
+        same = torch.isclose(*values, atol=1e-5).flatten(2).all(2)[0].tolist()
+        assert same == [start + place not in computed for place in range(count)]
 
 
 def positions_of(ranges: str, end: int) -> set[int]:
@@ -142,5 +183,31 @@ def test_chunks_without_this_models_drafts_are_blended_as_ever(
     torch.testing.assert_close(*found)
 
 
-def test_engine_without_drafts_stores_none(tmp_path: Path) -> None:
-    assert small_model(tmp_path, 2).drafts is None
+def test_structure_that_cannot_be_run_apart_drafts_as_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Then nothing of it is stored, and chunks are blended."""
+    monkeypatch.setattr(DraftingModel, "run", lambda *_: None)
+    model = small_model(tmp_path / "model", LAYERS, block_size=BLOCK, drafts="eagle")
+    assert "does not call all of its layers" in caplog.text
+    assert model.drafts is None and len(model.cache.attentions) == LAYERS
+    assert ChunkedPrompt(LAYERS).blend(model, tmp_path / "kv", BlendOptions(0.3)).recomputed
+
+
+def test_model_of_other_tokens_or_a_shorter_window_is_left_to_vllm(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = small_model(tmp_path / "model", LAYERS, drafts="draft_model")
+    config = model.cache.runner.vllm_config.speculative_config
+    assert model.drafts is not None
+    for name, value, reason in (
+        ("use_heterogeneous_vocab", True, "tokens"),
+        ("method", "dflash", "not known"),
+    ):
+        was = getattr(config, name)
+        setattr(config, name, value)
+        assert with_drafts(model.decoder, model.cache) == (None, model.cache)
+        assert reason in caplog.messages[-1]
+        setattr(config, name, was)
+    config.draft_model_config.max_model_len -= 1
+    assert with_drafts(model.decoder, model.cache)[0] is None and "window" in caplog.messages[-1]
