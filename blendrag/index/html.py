@@ -105,6 +105,7 @@ def _parse(markup: str) -> Document:
 
 # -- before it is written ----------------------------------------------------------------------------------
 
+_IN_HEADINGS = "h1 br, h2 br, h3 br, h4 br, h5 br, h6 br"
 _BLOCKS = "center, fieldset, form, hgroup, search, legend, dialog, optgroup, option, marquee, noscript"
 _BOXES = ("button", "select", "textarea", "meter", "progress", "output", "object", "canvas", "audio", "video")
 _IN_DRAWINGS = ("text", "desc", "tspan", "foreignObject", "mi", "mn", "mo", "mtext", "annotation")
@@ -112,14 +113,18 @@ _TICKED = ("checkbox", "radio")  # inputs
 _WITHOUT_TEXT = ("color", "file", "hidden", "image", "password", "range")
 _PARTS = {
     "msub": "_",
+    "munder": "_",
     "msup": "^",
     "msubsup": "_^",
+    "munderover": "_^",
     "mfrac": "/",
 }  # of formulas: before the second, the third
-_UNSEEN_SIGNS = re.compile("[\u00a0\u00ad]")  # a blank, and where a word may be parted
+_SEEN = {0xA0: " ", 0xAD: None, 0x200B: None}  # a blank, and where a word may be parted
+_UNSEEN_SIGNS = re.compile("[\u00a0\u00ad\u200b]")
 _LONGEST_DATA_URL = 100
 # Formulas a second time, as KaTeX and MediaWiki draw them for the eye.
 _DRAWN_AGAIN = ".katex-mathml + .katex-html, .mwe-math-mathml-a11y + img, annotation-xml[encoding^='MathML']"
+_DRAWN_BEFORE = "[class^=MathJax]:has(+ script[type^='math/'], + [class^=MathJax] + script[type^='math/'])"
 _TEX = "math annotation[encoding='application/x-tex']"
 # No character of any text. It stands around code in a line, which would become HTML beside another backtick.
 _APART = "\ufdd0"
@@ -142,15 +147,19 @@ def _prepare(page: Document) -> None:
         group.insert(0, Text(f" {group.attr('label')} "))
     for block in page.select(_BLOCKS):
         block.tag = "div"
+    _keep_one_form(page)
     for formula in page.select("script[type^='math/']"):
         formula.tag = "span"
-    _keep_one_form(page)
+    for gap in page.select(_IN_HEADINGS):
+        gap.replace_with(Text(" "))
     for sample in page.select("xmp, listing"):
         sample.tag = "pre"
     for picture in page.select("[src^='data:'], [href^='data:']"):
         for name in ("src", "href"):
             if len(picture.attr(name) or "") > _LONGEST_DATA_URL:
                 picture.attrs[name] = ""  # the picture itself, in letters
+    for picture in page.select(r"img[alt*='\\']"):  # of a formula: the writer would double these signs
+        picture.replace_with(Text(f"![{picture.attr('alt')}](<{picture.attr('src') or ''}>)"))
     for field in page.select("input"):
         kind = (field.attr("type") or "").lower()
         if kind in _TICKED:
@@ -163,7 +172,7 @@ def _prepare(page: Document) -> None:
     texts = (each for each in page.descendants if isinstance(each, Text))
     for text, code in _nearest([text for text in texts if _UNSEEN_SIGNS.search(text.data)], "pre"):
         if code is None:
-            text.data = text.data.replace("\u00a0", " ").replace("\u00ad", "")
+            text.data = text.data.translate(_SEEN)
     for sample, code in _nearest(page.select("code, kbd, samp, tt"), "pre"):
         if code is None:
             sample.insert_before(Text(_APART))
@@ -176,7 +185,7 @@ def _prepare(page: Document) -> None:
 
 def _keep_one_form(page: Document) -> None:
     """Keep one form of each formula, TeX where it stands beside another."""
-    for again in page.select(_DRAWN_AGAIN):
+    for again in page.select(f"{_DRAWN_AGAIN}, {_DRAWN_BEFORE}"):
         again.decompose()
     formulas = {formula: tex.text.strip() for tex, formula in _nearest(page.select(_TEX), "math")}
     for drawn, written in formulas.items():
@@ -198,6 +207,17 @@ def _write_signs(page: Document) -> None:
         apart = before is None or (isinstance(before, Text) and before.data[-1:].isspace())
         if code is None and not apart and RAISED.match(next(iter(raised.strings), "")):
             raised.insert(0, Text("^"))
+    for root in page.select("msqrt, mroot"):
+        parts = [part for part in root.children if isinstance(part, Element)]
+        root.insert(0, Text("("))
+        root.append(Text(")"))
+        for degree in parts[1:] if root.tag == "mroot" else ():
+            for part in (Text("]"), degree.extract(), Text("[")):
+                root.insert(0, part)
+        root.insert(0, Text("√"))
+    for fenced in page.select("mfenced"):
+        fenced.insert(0, Text(fenced.attr("open") or "("))
+        fenced.append(Text(fenced.attr("close") or ")"))
     for name, signs in _PARTS.items():
         for formula in page.select(name):
             parts = [part for part in formula.children if isinstance(part, Element)]
