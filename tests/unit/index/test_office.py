@@ -152,6 +152,35 @@ def test_workbook_keeps_addresses_of_links_and_what_its_shapes_show(drawing: str
     assert read_archive(workbook(drawing)).text == f"{CELLS}\n\n{text}"
 
 
+def test_workbook_keeps_the_signs_that_its_numbers_are_shown_with() -> None:
+    import xlsxwriter
+
+    file = io.BytesIO()
+    with xlsxwriter.Workbook(file) as book:
+        sheet = book.add_worksheet("S")
+        shown = {
+            "0.0%": (0.153, "15.3%"),
+            "00000": (1234, "01234"),
+            "#,##0.00\\ [$€-407]": (1200, "1200 €"),
+            '_("$"* #,##0_);("$"#,##0)': (-1200, "-$1200"),
+            '0.0,"K"': (1500, "1.5K"),
+            'General" t"': (40, "40 t"),
+            '"a"0;"b"0;"none"': (-5, "-b5"),
+            "# ?/?": (0.5, "0.5"),
+            '[=1]"Yes";0': (1, "1"),
+            "000-0000": (5551234, "5551234"),
+            "[h]:mm": (1.5, "36:00:00"),
+            "d mmm yyyy": (45000, "2023-03-15"),
+        }
+        for row, (format, (value, _)) in enumerate(shown.items()):
+            sheet.write_number(row, 0, value, book.add_format({"num_format": format}))
+        raised = book.add_format({"font_script": 1})
+        sheet.write_rich_string(len(shown), 0, "10", raised, "3", " kg")
+        sheet.write_string(len(shown) + 1, 0, "two\r\nlines")
+    rows = [line.strip("| ") for line in read_archive(file.getvalue()).text.split("\n")[2:]]
+    assert rows[:1] + rows[2:] == [*(text for _, text in shown.values()), "10^3 kg", "two lines"]
+
+
 @pytest.mark.parametrize(
     "drawing", ["<xdr:broken", f"<x xmlns:a='{DRAWN[1:-1]}'><y><a:p><a:r/></a:p></y></x>"]
 )
@@ -257,6 +286,16 @@ def test_document_in_the_strict_form_of_its_format_has_the_same_text(file: bytes
     )
     assert strict != file
     assert read_archive(strict) == read_archive(file)
+
+
+@pytest.mark.parametrize("kind", ["slideshow", "template", "presentation"])
+def test_presentation_with_macros_is_read_as_one_without(kind: str) -> None:
+    plain = b"application/vnd.openxmlformats-officedocument.presentationml.presentation.main+xml"
+    with zipfile.ZipFile(io.BytesIO(pptx())) as made:
+        parts: dict[str, str | bytes] = {name: made.read(name) for name in made.namelist()}
+    named = f"application/vnd.ms-powerpoint.{kind}.macroEnabled.main+xml".encode()
+    parts["[Content_Types].xml"] = parts["[Content_Types].xml"].replace(plain, named)
+    assert read_archive(archive(parts)) == read_archive(pptx())
 
 
 def test_show_is_read_as_the_presentation_that_it_is() -> None:
