@@ -152,6 +152,8 @@ def _answer_format(response_format: Any, structured_outputs: Any) -> dict[str, A
     match response_format, structured_outputs:
         case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}, None:
             return {"schema": schema}
+        case {"type": "json_schema" | "json_object", "schema": dict(schema)}, None:  # of other servers
+            return {"schema": schema}
         case {"type": "json_object"}, None:
             return {"grammar": Grammar("json_object", True)}
         case None | {"type": "text"}, None:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator
 from itertools import accumulate
 from typing import Any
 
+from blendrag.chat.request import in_present_form
 from blendrag.engine.worker.metrics import ROLES, count
 from blendrag.server import Limits
 
@@ -22,6 +23,8 @@ def readable(message: Any, known: Collection[str], media: frozenset[str] = froze
 
     media: keys that make a part of any kind one that is known.
     """
+    if isinstance(message, dict) and "role" in message:
+        message = in_present_form(message)
     if not isinstance(message, dict) or not isinstance(content := message.get("content"), list):
         return message
     kept = []

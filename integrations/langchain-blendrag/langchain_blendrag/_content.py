@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from base64 import b64decode
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -20,8 +21,8 @@ _ELSEWHERE = CALLS | {
 # Keys under which blocks keep what is to be read: as a string, or in blocks of their own.
 _WITHIN = (
     "text", "refusal", "transcript", "content", "source", "data", "document", "output", "value",
-    "citationsContent", "code_execution_result", "functionResponse", "guardContent", "logs", "outputs",
-    "parts", "resource", "response", "result", "results", "stdout", "toolResult",
+    "citationsContent", "code_execution_result", "file", "functionResponse", "guardContent", "logs",
+    "outputs", "parts", "resource", "response", "result", "results", "stdout", "toolResult",
 )  # fmt: skip
 _DATA = ("json", "response", "output")  # keys under which they keep what a tool gave, if that is no text
 _MEDIA = re.compile(r"image|audio|video|file|media|document|inline_?data", re.IGNORECASE)
@@ -57,13 +58,19 @@ def _read(value: Any, left_out: Counter[str], streamed: bool) -> str | None:
         return value
     if isinstance(value, list | tuple):
         return _joined(value, left_out, streamed)
-    if not isinstance(value, Mapping) or "base64" in (value.get("type"), value.get("source_type")):
+    if not isinstance(value, Mapping):
         return None
+    if (text := _decoded(value)) is not None or "base64" in (value.get("type"), value.get("source_type")):
+        return text
     is_image = kind_of(value).startswith("image")
     empty: str | None = None
     for name in _WITHIN:
         within = value.get(name)
-        if isinstance(within, str) and (is_image or name in ("data", "source")) and not _is_text(value):
+        if (
+            isinstance(within, str)
+            and (is_image or name in ("data", "file", "source"))
+            and not _is_text(value)
+        ):
             continue  # an address, or bytes
         if within is None or (text := _read(within, left_out, streamed)) is None:
             continue
@@ -95,6 +102,24 @@ def _joined(blocks: Iterable[Any], left_out: Counter[str], streamed: bool) -> st
             apart = separate
     left_out += missed
     return text or None
+
+
+def _decoded(block: Mapping[str, Any]) -> str | None:
+    """Return the text of a file that is one, if a block holds its bytes."""
+    data = block.get("base64") or block.get("file_data") or block.get("data")
+    if not isinstance(data, str):
+        return None
+    url = _DATA_URL.match(data)
+    is_base64 = "base64" in block or "base64" in (block.get("type"), block.get("source_type"))
+    if not url and not (is_base64 and _is_text(block)):
+        return None
+    try:
+        return b64decode(data[url.end() if url else 0 :], validate=True).decode()
+    except ValueError:
+        return None
+
+
+_DATA_URL = re.compile(r"data:text/[^,]*;base64,")
 
 
 def _is_text(block: Mapping[str, Any]) -> bool:

@@ -141,6 +141,16 @@ def test_part_of_another_providers_leaves_the_conversation_going(
     assert [*request.messages[0]["content"]] == [first, *kept]
 
 
+def test_message_of_any_age_of_openais_keeps_its_words_and_calls() -> None:
+    called = {"role": "assistant", "content": None, "function_call": {"name": "look", "arguments": "{}"}}
+    refused = {"role": "assistant", "content": None, "refusal": "No."}
+    result = {"role": "function", "name": "look", "content": "sky"}
+    user = {"role": "user", "content": "Go on."}
+    call, tool, said, _ = read(CHAT, messages=[called, result, refused, user]).messages
+    assert next(iter(call["tool_calls"]))["function"]["name"] == "look"
+    assert (tool["role"], tool["tool_call_id"], said["content"]) == ("tool", "look", "No.")
+
+
 def test_image_is_kept() -> None:
     assert [*read(CHAT, messages=[{"role": "user", "content": [IMAGE]}]).messages[0]["content"]] == [IMAGE]
     odd = {"type": "picture", "image_url": {"url": "x"}}
