@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from base64 import b64decode
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from blendrag.errors import ConfigError
+from blendrag.text import text_of_url
 
 CALLS = {"functionCall", "function_call", "toolUse", "tool_call", "tool_call_chunk", "tool_use"}
 """Types of blocks that are calls, which the message itself lists."""
@@ -60,8 +60,8 @@ def _read(value: Any, left_out: Counter[str], streamed: bool) -> str | None:
         return _joined(value, left_out, streamed)
     if not isinstance(value, Mapping):
         return None
-    if (text := _decoded(value)) is not None or "base64" in (value.get("type"), value.get("source_type")):
-        return text
+    if "base64" in (value.get("type"), value.get("source_type"), *value) or "file_data" in value:
+        return _decoded(value)
     is_image = kind_of(value).startswith("image")
     empty: str | None = None
     for name in _WITHIN:
@@ -106,20 +106,8 @@ def _joined(blocks: Iterable[Any], left_out: Counter[str], streamed: bool) -> st
 
 def _decoded(block: Mapping[str, Any]) -> str | None:
     """Return the text of a file that is one, if a block holds its bytes."""
-    data = block.get("base64") or block.get("file_data") or block.get("data")
-    if not isinstance(data, str):
-        return None
-    url = _DATA_URL.match(data)
-    is_base64 = "base64" in block or "base64" in (block.get("type"), block.get("source_type"))
-    if not url and not (is_base64 and _is_text(block)):
-        return None
-    try:
-        return b64decode(data[url.end() if url else 0 :], validate=True).decode()
-    except ValueError:
-        return None
-
-
-_DATA_URL = re.compile(r"data:text/[^,]*;base64,")
+    data, kind = block.get("base64") or block.get("data"), block.get("mime_type") or block.get("media_type")
+    return text_of_url(block.get("file_data") or f"data:{kind};base64,{data}")
 
 
 def _is_text(block: Mapping[str, Any]) -> bool:
