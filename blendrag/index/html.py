@@ -56,12 +56,15 @@ _CLOSING = re.compile(rf"(--!?>)|(\]\]>)|</({_READ}|{_DROPPED})(?=[\s/>])", re.I
 _UNSEEN = re.compile(
     r"<(/?)(?:frameset|noframes|noembed|plaintext|datalist|template(?=[^<>]*\sshadowroot))(?=[\s/>])", re.I
 )
+_PREFIXED = re.compile(
+    r"<(/?)\w+:(math|m[a-z]+|semantics|annotation(?:-xml)?)(?=[\s/>])"
+)  # formulas of XHTML
 _ROUNDS = 4
 
 
 def _closed(markup: str) -> str:
     """Return the page with what is never closed made harmless: none of it takes the rest of the page."""
-    head, end, tail = _text_of_cdata(markup).rpartition(">")
+    head, end, tail = _PREFIXED.sub(r"<\1\2", _text_of_cdata(markup)).rpartition(">")
     markup = head + end + tail.replace("<", "&lt;")  # no tag is complete behind the last bracket
     markup = _UNSEEN.sub(r"<\1div", _EMPTY.sub(r"<\1\2></\1>", markup))
     last = {_kind(closing): closing.start() for closing in _CLOSING.finditer(markup)}

@@ -205,8 +205,62 @@ def _shapes(shapes: Iterable[Any]) -> Iterator[str]:
             yield _table([[cell.text for cell in row.cells] for row in shape.table.rows])
         elif shape.has_text_frame and (text := shape.text_frame.text).strip():
             yield _lines(text)
-        elif description := shape._element.xpath("string(.//*[local-name()='cNvPr']/@descr)"):
-            yield f"![{' '.join(description.split())}](<>)"
+        else:
+            yield from _graphic(shape)
+            if description := shape._element.xpath("string(.//*[local-name()='cNvPr']/@descr)"):
+                yield f"![{' '.join(description.split())}](<>)"
+
+
+def _graphic(shape: Any) -> Iterator[str]:
+    """Yield what a chart or a diagram shows, if the file has it."""
+    from lxml.etree import XMLSyntaxError
+    from pptx.exc import InvalidXmlError
+
+    with contextlib.suppress(KeyError, ValueError, XMLSyntaxError, InvalidXmlError):
+        if getattr(shape, "has_chart", False):
+            yield from _chart(shape.chart._chartSpace)
+        elif about := _select(shape._element, "string(.//*[local-name()='relIds']/@r:dm)"):
+            yield "\n".join(_diagram(shape.part.related_part(about).blob))
+
+
+def _chart(tree: Any) -> Iterator[str]:
+    """Yield the title of a chart, and what it shows as a table: a row for each place, a column for each
+    series."""
+    if title := "".join(_select(tree, "*/*[local-name()='title']//a:t/text()")).strip():
+        yield title
+    head, rows = [""], dict[str, dict[int, str]]()
+    for series in _select(tree, ".//*[local-name()='ser']"):
+        head.append(_select(series, "string(*[local-name()='tx']//*[local-name()='v'])"))
+        for kinds, column in ((("cat", "xVal"), 0), (("val", "yVal"), len(head) - 1)):
+            named = " or ".join(f"local-name()='{kind}'" for kind in kinds)
+            said: dict[str, list[str]] = {}
+            for point in _select(series, f"*[{named}]//*[local-name()='pt']"):
+                said.setdefault(point.get("idx", ""), []).insert(0, _select(point, "string(*)"))
+            for place, texts in said.items():
+                rows.setdefault(place, {})[column] = " ".join(texts)
+    if rows:
+        yield _table([head, *([row.get(place, "") for place in range(len(head))] for row in rows.values())])
+
+
+def _diagram(part: bytes) -> Iterator[str]:
+    """Yield the texts of a diagram (SmartArt), each above those that it leads to."""
+    from pptx.oxml import parse_xml
+
+    tree = parse_xml(part)
+    points = {point.get("modelId"): point for point in _select(tree, "*[local-name()='ptLst']/*")}
+    leads_to: dict[str, list[Any]] = {}
+    for line in _select(tree, "*[local-name()='cxnLst']/*[not(@type) or @type='parOf']"):
+        leads_to.setdefault(line.get("srcId"), []).append(line)
+    waiting = [id for id, point in points.items() if point.get("type") == "doc"]
+    while waiting:
+        point = points.pop(id := waiting.pop(), None)  # at once: it may lead to itself
+        if point is None:
+            continue
+        yield from filter(
+            str.strip, ("".join(_select(line, ".//a:t/text()")) for line in _select(point, ".//a:p"))
+        )
+        below = sorted(leads_to.get(id, ()), key=lambda line: -int(line.get("srcOrd", "0")))
+        waiting += [line.get("destId") for line in below]
 
 
 def _lines(text: str) -> str:

@@ -185,6 +185,7 @@ def test_xhtml_is_read() -> None:
         ("<math><mfrac><mrow><mi>a</mi><mo>+</mo><mi>b</mi></mrow><mi>c</mi></mfrac>", "( a  +  b )/ c"),
         ("<math><msup><mi>x</mi><mrow><mi>n</mi><mo>+</mo><mn>1</mn></mrow></msup>", "x ^( n  +  1 )"),
         ("<p><math><msqrt><mi>a</mi></msqrt><mroot><mi>x</mi><mn>3</mn></mroot>", "√( a )√[ 3 ]( x )"),
+        ("<m:math><m:msup><m:mi>x</m:mi><m:mn>2</m:mn></m:msup></m:math>", "x ^ 2"),
         ("<p><math><mi>f</mi><mfenced><mi>x</mi></mfenced>", "f ( x )"),
         ("<math><munderover><mo>∑</mo><mi>i</mi><mi>n</mi></munderover>", "∑ _ i ^ n"),
         (f"<p>So <i class=katex-mathml>{TWICE}</i><i class=katex-html>x2</i> holds", "So x^2 holds"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import struct
 import sys
 import zipfile
@@ -75,6 +76,49 @@ def test_presentation_keeps_numbers_exponents_and_what_is_said_of_shapes() -> No
     assert read_archive(file.getvalue()).text == (
         "1. close\n2. drain\na) lower\n3. open\nplain\nI. anew\n10^2\n\n![from A to B](<>)"
     )
+
+
+def test_presentation_keeps_what_charts_and_diagrams_show() -> None:
+    from pptx import Presentation
+    from pptx.chart.data import CategoryChartData, XyChartData
+    from pptx.enum.chart import XL_CHART_TYPE
+
+    presentation = Presentation()
+    slide = presentation.slides.add_slide(presentation.slide_layouts[6])
+    loads, places = CategoryChartData(), XyChartData()
+    year = loads.add_category("2026")
+    for quarter in ("Q1", "Q2"):
+        year.add_sub_category(quarter)
+    loads.add_series("North", (1.5, 2))
+    loads.add_series("South", (3, None))
+    places.add_series("crane").add_data_point(0.5, 40)
+    kinds = ((XL_CHART_TYPE.COLUMN_CLUSTERED, loads), (XL_CHART_TYPE.XY_SCATTER, places))
+    first, *_ = (slide.shapes.add_chart(kind, 0, 0, 9, 9, data) for kind, data in kinds)
+    first.chart.chart_title.text_frame.text = "Loads"
+    file = io.BytesIO()
+    presentation.save(file)
+    assert read_archive(file.getvalue()).text == (
+        "Loads\n\n|  | North | South |\n| --- | --- | --- |\n| 2026 Q1 | 1.5 | 3 |\n| Q2 | 2 |  |"
+        "\n\n|  | crane |\n| --- | --- |\n| 0.5 | 40 |"
+    )
+    points = "".join(
+        f'<d:pt modelId="{id}"{kind}><d:t><a:p><a:r><a:t>{text}</a:t></a:r></a:p></d:t></d:pt>'
+        for id, text, kind in ((0, "", ' type="doc"'), (2, "drain", ""), (1, "close", ""), (3, "valve", ""))
+    )
+    lines = "".join(
+        f'<d:cxn srcId="{above}" destId="{below}" srcOrd="{order}"/>'
+        for above, below, order in ((0, 2, 1), (0, 1, 0), (1, 3, 0), (3, 1, 0))
+    )
+    spaces = f'xmlns:a="{DRAWN[1:-1]}" xmlns:d="http://schemas.openxmlformats.org/drawingml/2006/diagram"'
+    model = f"<d:dataModel {spaces}><d:ptLst>{points}</d:ptLst><d:cxnLst>{lines}</d:cxnLst></d:dataModel>"
+    with zipfile.ZipFile(file) as old:
+        parts: dict[str, str | bytes] = {name: old.read(name) for name in old.namelist()}
+    charts = [name for name in parts if name.startswith("ppt/charts/chart")]
+    parts[charts[0]] = model
+    name = "ppt/slides/slide1.xml"
+    shown = parts[name].decode().replace('/chart">', '/diagram">', 1)  # type: ignore[union-attr]
+    parts[name] = re.sub("<c:chart (.*?)r:id=", r"<c:relIds \1r:dm=", shown, count=1)
+    assert read_archive(archive(parts)).text.startswith("close\nvalve\ndrain\n\n")
 
 
 def test_numbers_of_a_slides_list_begin_anew_with_another_kind_or_first_number() -> None:
