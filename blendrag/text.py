@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import re
-from base64 import b64decode
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,17 +20,6 @@ def encodable(text: str) -> str:
     except UnicodeEncodeError:
         return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     return text
-
-
-def text_of_url(url: Any) -> str | None:
-    """Return the text that a data URL holds, if it holds one."""
-    found = _DATA_URL.match(url) if isinstance(url, str) else None
-    with contextlib.suppress(ValueError):
-        return b64decode(found.string[found.end() :], validate=True).decode() if found else None
-    return None
-
-
-_DATA_URL = re.compile(r"data:text/[^,]*;base64,")
 
 
 def plain(value: Any) -> Any:

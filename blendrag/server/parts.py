@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterator
 from itertools import accumulate
 from typing import Any
 
+from blendrag.chat.foreign import text_of_url
 from blendrag.chat.request import in_present_form
 from blendrag.engine.worker.metrics import ROLES, count
 from blendrag.server import Limits
-from blendrag.text import text_of_url
 
 MARK = "cache_control"
 """The field by which clients mark what comes again in other prompts."""

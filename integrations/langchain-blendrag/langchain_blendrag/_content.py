@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from blendrag import foreign
 from blendrag.errors import ConfigError
-from blendrag.text import text_of_url
 
 CALLS = {"functionCall", "function_call", "toolUse", "tool_call", "tool_call_chunk", "tool_use"}
 """Types of blocks that are calls, which the message itself lists."""
@@ -107,7 +107,7 @@ def _joined(blocks: Iterable[Any], left_out: Counter[str], streamed: bool) -> st
 def _decoded(block: Mapping[str, Any]) -> str | None:
     """Return the text of a file that is one, if a block holds its bytes."""
     data, kind = block.get("base64") or block.get("data"), block.get("mime_type") or block.get("media_type")
-    return text_of_url(block.get("file_data") or f"data:{kind};base64,{data}")
+    return foreign.text_of_url(block.get("file_data") or f"data:{kind};base64,{data}")
 
 
 def _is_text(block: Mapping[str, Any]) -> bool:
