@@ -108,7 +108,7 @@ def _parse(markup: str) -> Document:
 
 # -- before it is written ----------------------------------------------------------------------------------
 
-_IN_HEADINGS = "h1 br, h2 br, h3 br, h4 br, h5 br, h6 br"
+_HEADINGS = ("h1", "h2", "h3", "h4", "h5", "h6")
 _BLOCKS = "center, fieldset, form, hgroup, search, legend, dialog, optgroup, option, marquee, noscript"
 _BOXES = ("button", "select", "textarea", "meter", "progress", "output", "object", "canvas", "audio", "video")
 _IN_DRAWINGS = ("text", "desc", "tspan", "foreignObject", "mi", "mn", "mo", "mtext", "annotation")
@@ -153,8 +153,9 @@ def _prepare(page: Document) -> None:
     _keep_one_form(page)
     for formula in page.select("script[type^='math/']"):
         formula.tag = "span"
-    for gap in page.select(_IN_HEADINGS):
-        gap.replace_with(Text(" "))
+    for gap, heading in _nearest(page.select("br"), *_HEADINGS):
+        if heading is not None:
+            gap.replace_with(Text(" "))
     for sample in page.select("xmp, listing"):
         sample.tag = "pre"
     for picture in page.select("[src^='data:'], [href^='data:']"):
@@ -214,7 +215,7 @@ def _write_signs(page: Document) -> None:
         parts = [part for part in root.children if isinstance(part, Element)]
         root.insert(0, Text("("))
         root.append(Text(")"))
-        for degree in parts[1:] if root.tag == "mroot" else ():
+        for degree in parts[1:2] if root.tag == "mroot" else ():
             for part in (Text("]"), degree.extract(), Text("[")):
                 root.insert(0, part)
         root.insert(0, Text("√"))
@@ -246,8 +247,8 @@ def _number(written: str | None, default: int) -> int:
     return int(written) if written and re.fullmatch(r"\d{1,9}", written) else default
 
 
-def _nearest(nodes: Iterable[N], tag: str) -> Iterator[tuple[N, Element | None]]:
-    """Yield each of these with the nearest element of this name around it. No node is looked at twice."""
+def _nearest(nodes: Iterable[N], *tags: str) -> Iterator[tuple[N, Element | None]]:
+    """Yield each of these with the nearest element of such a name around it. No node is looked at twice."""
     known: dict[Node, Element | None] = {}
     for inner in nodes:
         path: list[Node] = []
@@ -257,7 +258,7 @@ def _nearest(nodes: Iterable[N], tag: str) -> Iterator[tuple[N, Element | None]]
             if node in known:
                 found = known[node]
                 break
-            if isinstance(node, Element) and node.tag == tag:
+            if isinstance(node, Element) and node.tag in tags:
                 found = node
                 break
             path.append(node)

@@ -364,13 +364,14 @@ def _value(cell: Any) -> str:
             minutes, seconds = divmod(round(value.total_seconds()), 60)
             return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
         case int() | float() as value:
-            return _shown(value, cell.number_format)
+            return _shown(value, cell.number_format[:_LONGEST_FORMAT])
         case list(parts):  # with runs of their own fonts
             return _CODED.sub(_decoded, "".join(map(_raised, parts)))
         case value:
             return _CODED.sub(_decoded, str(value))
 
 
+_LONGEST_FORMAT = 255  # that Excel takes
 _CODED = re.compile(r"_x([0-9A-Fa-f]{4})_")  # a sign that XML has not, or not in a value
 
 
@@ -402,7 +403,8 @@ class _Shown(NamedTuple):
 
 # Text in quotes, a sign, a currency; what shows nothing; digits; anything else.
 _OF_FORMATS = re.compile(
-    r'"([^"]*)"|\\(.)|\[\$([^\]-]*)[^\]]*\]|(\[[^\]]*\]|[_*].)|(General|[0#?][0#?.,]*(?:E[+-]0+)?)|(.)', re.S
+    r'"([^"]*)"|\\(.)|\[\$([^\]-]*+)[^\]]*+\]|(\[[^\]]*\]|[_*].)|(General|[0#?][0#?.,]*(?:E[+-]0+)?)|(.)',
+    re.S,
 )
 
 

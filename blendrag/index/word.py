@@ -159,14 +159,19 @@ def _said(element: Element) -> str:
 def _join_capitals(root: Element) -> None:
     """Put capitals that are let into paragraphs where these go on: each is a paragraph of its own."""
     for around in root.iter():
-        for above, paragraph in pairwise(list(around)):
-            framed = above.find(f"{_W}pPr/{_W}framePr")
-            if framed is None or framed.get(f"{_W}dropCap") not in ("drop", "margin"):
-                continue
-            begin = len(paragraph.findall(f"{_W}pPr"))
-            if paragraph.tag == above.tag:
+        moved = set[Element]()
+        for above, paragraph in pairwise(around):
+            if _is_let_in(above) and paragraph.tag == above.tag and not _is_let_in(paragraph):
+                begin = len(paragraph.findall(f"{_W}pPr"))
                 paragraph[begin:begin] = [part for part in above if part.tag != f"{_W}pPr"]
-                around.remove(above)
+                moved.add(above)
+        if moved:
+            around[:] = [part for part in around if part not in moved]
+
+
+def _is_let_in(paragraph: Element) -> bool:
+    framed = paragraph.find(f"{_W}pPr/{_W}framePr") if paragraph.tag == f"{_W}p" else None
+    return framed is not None and framed.get(f"{_W}dropCap") in ("drop", "margin")
 
 
 def _has_text(element: Element) -> bool:

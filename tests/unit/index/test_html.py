@@ -250,6 +250,7 @@ REPEATED = (
     "<br>", "<br><b></b>", "<p>", "<div>", "<b>x</b>", "<td>x", "<tr><td>x", "<li>x", "&", "<", "<!--",
     "<![CDATA[", "<p a=\"", "<title>", "<script ", "<nav>", "<a b='", "`", "|", "[", "&nbsp;",
     "<pre>\u00a0", "<table><td>", "]]>", "<option>", "<meta ", "\n", "<caption>",
+    "<mroot><mi>x</mi><mi>y</mi>", "<b class=MathJax>x</b>", "<h1><div><br>",
 )  # fmt: skip
 
 
