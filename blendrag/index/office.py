@@ -411,18 +411,19 @@ _OF_FORMATS = re.compile(
 @functools.lru_cache
 def _parts_of(format: str) -> list[_Shown]:
     """Return what each section of a format of Excel's writes around a number."""
-    texts, digits, known = ["", ""], "", True
+    texts, digits, known, scale = ["", ""], "", True, 1.0
     sections: list[_Shown] = []
     for quoted, sign, currency, _, places, other in [*_OF_FORMATS.findall(format), ("",) * 5 + (";",)]:
         if other == ";":
             before, behind = (text.strip("()+-") for text in texts)
-            scale = 100.0 ** behind.count("%") / 1000.0 ** (len(digits) - len(digits.rstrip(",")))
+            scale /= 1000.0 ** (len(digits) - len(digits.rstrip(",")))
             zeros = len(digits) if digits.strip("0") == "" else 0
             sections.append(_Shown(before, behind, scale, zeros) if digits and known else _Shown())
-            texts, digits, known = ["", ""], "", True
+            texts, digits, known, scale = ["", ""], "", True, 1.0
         elif places:
             known, digits = known and not digits, places
         else:
+            scale *= 100 if other == "%" else 1
             texts[bool(digits)] += quoted or sign or currency or other
             known = known and not (other.isalpha() or other == "@")
     return sections
