@@ -1,8 +1,11 @@
-"""Options of calls, by the names that clients of OpenAI's, vLLM's and others have for them."""
+"""Options of calls, and texts of files, as clients of OpenAI's, vLLM's and others send them."""
 
 from __future__ import annotations
 
+import contextlib
+import re
 import warnings
+from base64 import b64decode
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -152,6 +155,8 @@ def _answer_format(response_format: Any, structured_outputs: Any) -> dict[str, A
     match response_format, structured_outputs:
         case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}, None:
             return {"schema": schema}
+        case {"type": "json_schema" | "json_object", "schema": dict(schema)}, None:  # of other servers
+            return {"schema": schema}
         case {"type": "json_object"}, None:
             return {"grammar": Grammar("json_object", True)}
         case None | {"type": "text"}, None:
@@ -163,3 +168,14 @@ def _answer_format(response_format: Any, structured_outputs: Any) -> dict[str, A
         case None, _:
             raise ConfigError(f"structured_outputs {structured_outputs!r}: give one grammar by its kind")
     raise ConfigError(f"response_format {response_format!r}: give a json_schema, json_object or text")
+
+
+def text_of_url(url: Any) -> str | None:
+    """Return the text that a data URL holds, if it holds one."""
+    found = _DATA_URL.match(url) if isinstance(url, str) else None
+    with contextlib.suppress(ValueError):
+        return b64decode(found.string[found.end() :], validate=True).decode() if found else None
+    return None
+
+
+_DATA_URL = re.compile(r"data:text/[^,]*;base64,")

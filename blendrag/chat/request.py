@@ -214,8 +214,14 @@ def _messages(messages: list[Any]) -> list[dict[str, Any]]:
 def _message(message: Any, refuse: bool) -> dict[str, Any]:
     """Return a message with its texts in parts as one, and calls as name and arguments. Parts without text
     are left out, with a warning; or refused, of a user."""
-    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+    known = isinstance(message, dict) and isinstance(message.get("role"), str)
+    if not known or ("content" not in message and message["role"] in ("developer", "system", "user")):
         raise ConfigError(f"a message is {{'role': ..., 'content': ...}}, not {message!r}")
+    message = in_present_form(message)
+    if message["role"] == "developer":
+        message["role"] = "system"
+    if isinstance(thought := message.pop("reasoning", None), str):
+        message["reasoning_content"] = message.get("reasoning_content") or thought
     content = message.get("content")
     if isinstance(content, list):
         parts = [part if isinstance(part, dict) else {"type": type(part).__name__} for part in content]
@@ -237,15 +243,31 @@ def _message(message: Any, refuse: bool) -> dict[str, Any]:
     return message
 
 
+def in_present_form(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message of OpenAI's with what it says beside its content as its content, if that is empty, and
+    a call or a result in the former form of these, which have no ids but names, in the present one."""
+    message = dict(message)
+    refusal, audio, call = (message.pop(name, None) for name in ("refusal", "audio", "function_call"))
+    if message["role"] == "assistant" and not message.get("content"):
+        beside = (refusal, audio.get("transcript") if isinstance(audio, dict) else None)
+        message["content"] = next((said for said in beside if isinstance(said, str)), message.get("content"))
+    if isinstance(call, dict) and not message.get("tool_calls"):
+        message["tool_calls"] = [{"id": call.get("name"), "type": "function", "function": call}]
+    if message["role"] == "function":
+        message |= {"role": "tool", "tool_call_id": message.get("name")}
+    return message
+
+
 def _call(call: Any) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
     given = {**call, **function} if isinstance(function, dict) else call if isinstance(call, dict) else {}
     arguments = given.get("arguments") or {}
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments)
-        except ValueError:  # as a model cut it, which the result says
-            arguments = {}
+            written = json.loads(arguments)
+        except ValueError:
+            written = None
+        arguments = written if isinstance(written, dict) else {}  # a model's mistake, which the result says
     if not isinstance(given.get("name"), str) or not isinstance(arguments, dict):
         raise ConfigError(f"a tool call is {{'name': ..., 'arguments': ...}}, not {call!r}")
     return {"id": given.get("id"), "name": given["name"], "arguments": arguments}

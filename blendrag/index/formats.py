@@ -12,6 +12,7 @@ import logging
 import re
 import unicodedata
 from collections.abc import Callable, Iterator
+from html import unescape
 from typing import TYPE_CHECKING, Any
 
 from blendrag.errors import BlendragError, needs
@@ -20,7 +21,7 @@ from blendrag.index.text import Content, Unusable, decode
 if TYPE_CHECKING:
     from pypdf import PageObject, PdfReader
 
-READER_VERSION = 6
+READER_VERSION = 7
 """The version of what the readers make of the same bytes: raise it with each change."""
 
 HEAD_BYTES = 1024
@@ -35,21 +36,31 @@ def read_text(data: bytes) -> Content:
 
 
 def read_escaped(data: bytes) -> Content:
-    """Read data with the letters in place of the numbers that they may be written with; it means the same."""
-    return Content(_ESCAPED.sub(_letters, decode(data)))
+    """Read data with the signs in place of what JSON may write for them; it means the same."""
+    return Content(_ESCAPED.sub(_sign, decode(data)))
 
 
-_ESCAPED = re.compile(r"\\\\|(?:\\u[0-9A-Fa-f]{4})+")
+_ESCAPED = re.compile(r"\\[\\/]|\\u[Dd][89ABab]..\\u[0-9A-Fa-f]{4}|\\u[0-9A-Fa-f]{4}")
+_MEANS_MORE = re.compile('[\0-\x1f"\\\\\x7f-\x9f\ufffd]')  # in JSON; the last is half of a letter
 
 
-def _letters(found: re.Match[str]) -> str:
+def _sign(found: re.Match[str]) -> str:
     numbers = [int(number, 16) for number in found[0].split("\\u")[1:]]
     text = "".join(map(chr, numbers)).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    plain = numbers and min(numbers) >= 0xA0 and _BROKEN not in text  # of others, some mean something in JSON
-    return text if plain else found[0]
+    return "/" if found[0] == "\\/" else found[0] if _MEANS_MORE.search(text or "\\") else text
 
 
-_BROKEN = "\ufffd"
+def read_xml(data: bytes) -> Content:
+    """Read XML with the letters in place of the numbers that they may be written with."""
+    return Content(_REFERENCE.sub(_letter, decode(data)))
+
+
+_REFERENCE = re.compile(r"&#(?:\d{1,7}|x[0-9A-Fa-f]{1,6});")
+
+
+def _letter(found: re.Match[str]) -> str:
+    letter = unescape(found[0])
+    return letter if letter >= "\xa0" and letter != "\ufffd" else found[0]  # others may mean more in XML
 
 
 def read_pdf(data: bytes) -> Content:
@@ -60,7 +71,8 @@ def read_pdf(data: bytes) -> Content:
     document = PdfReader(io.BytesIO(data))
     if document.is_encrypted and not document.decrypt(""):
         raise Unusable("encrypted PDF")
-    texts = [page.extract_text().translate(_LETTERS).strip() for page in document.pages]
+    texts = [_PARTED.sub("", page.extract_text()).translate(_LETTERS).strip() for page in document.pages]
+    texts = _rejoined(texts)
     fields = "\n".join(_fields(document))
     if not fields and not any(texts):
         raise Unusable("PDF without text (a scan has to go through OCR first)")
@@ -70,8 +82,23 @@ def read_pdf(data: bytes) -> Content:
     return Content("\n\n".join(filter(None, map(str.strip, [*pages, fields]))), {"pages": len(pages)})
 
 
+def _rejoined(texts: list[str]) -> list[str]:
+    """Return texts with each word whole that a line's end parts, if it stands whole elsewhere in them."""
+    whole = set(re.findall(_WORD, "\n".join(texts).casefold()))
+
+    def rejoin(parts: re.Match[str]) -> str:
+        word = parts[1] + parts[2]
+        return word if word.casefold() in whole else parts[0]
+
+    return [re.sub(rf"(?<!{_WORD[:-1]})({_WORD})-\n({_WORD})", rejoin, text) for text in texts]
+
+
+_WORD = r"[^\W\d_]+"
+
+
 def _beside(page: PageObject, text: str) -> Iterator[str]:
     """Yield what was written on a page, and where its links lead, unless its text has it."""
+    known = " ".join(text.split())
     notes: list[Any] = []
     with contextlib.suppress(Exception):  # pypdf fails in its own ways at what it does not know
         notes.extend(page.annotations or ())
@@ -79,23 +106,28 @@ def _beside(page: PageObject, text: str) -> Iterator[str]:
     for note in notes:
         with contextlib.suppress(Exception):
             about = note.get_object()
-            said = about.get("/Contents") if about.get("/Subtype") in _NOTES else None
+            said = None if about.get("/Subtype") in _NO_NOTES else about.get("/Contents")
             found |= dict.fromkeys(str(one).strip() for one in (said, about.get("/A", {}).get("/URI")) if one)
-    yield from (one for one in found if one and one not in text)
+    yield from (one for one in found if one and " ".join(one.split()) not in known)
 
 
-_NOTES = ("/FreeText", "/Text")
+_NO_NOTES = ("/Link", "/Popup", "/Widget")  # whose contents say what they are, or what another note says
 
 
 def _fields(document: PdfReader) -> Iterator[str]:
     """Yield what was filled into a form: no page's text has it."""
     with contextlib.suppress(Exception):  # pypdf fails in its own ways at forms that it does not know
         for name, field in (document.get_fields() or {}).items():
-            if field.get("/FT") in ("/Tx", "/Ch") and field.get("/V"):
-                yield f"{field.get('/T', name)}: {field['/V']}"
+            value = field.get("/V")
+            if field.get("/FT") in ("/Tx", "/Ch", "/Btn") and value not in (None, "", "/Off"):
+                said = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+                yield f"{field.get('/TU') or field.get('/T', name)}: {said.removeprefix('/')}"
 
 
-_LETTERS = {0: None} | {place: unicodedata.normalize("NFKC", chr(place)) for place in range(0xFB00, 0xFB07)}
+_PARTED = re.compile("\u00ad\\s*\n")  # a word; within lines, some fonts have this sign for a hyphen
+_LETTERS = {0: None, 0xAD: "-"} | {
+    place: unicodedata.normalize("NFKC", chr(place)) for place in range(0xFB00, 0xFB07)
+}
 """Letters by the signs that typesetting has for several, which nobody searches for; nor for zeros, of fonts
 without names for their letters."""
 
@@ -135,6 +167,7 @@ READERS: dict[str, Reader] = {
     **dict.fromkeys(_TEXT, read_text),
     **dict.fromkeys((".html", ".htm", ".xhtml"), read_html),
     **dict.fromkeys((".json", ".jsonl", ".ndjson", ".properties"), read_escaped),
+    ".xml": read_xml,
     ".pdf": read_pdf,
     **dict.fromkeys((".docx", ".pptx", ".xlsx", ".epub"), read_archive),
     **dict.fromkeys((".eml", ".mht", ".mhtml"), _refused("mail: save its text as .txt, its page as .html")),

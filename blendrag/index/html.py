@@ -56,12 +56,15 @@ _CLOSING = re.compile(rf"(--!?>)|(\]\]>)|</({_READ}|{_DROPPED})(?=[\s/>])", re.I
 _UNSEEN = re.compile(
     r"<(/?)(?:frameset|noframes|noembed|plaintext|datalist|template(?=[^<>]*\sshadowroot))(?=[\s/>])", re.I
 )
+_PREFIXED = re.compile(
+    r"<(/?)\w+:(math|m[a-z]+|semantics|annotation(?:-xml)?)(?=[\s/>])"
+)  # formulas of XHTML
 _ROUNDS = 4
 
 
 def _closed(markup: str) -> str:
     """Return the page with what is never closed made harmless: none of it takes the rest of the page."""
-    head, end, tail = _text_of_cdata(markup).rpartition(">")
+    head, end, tail = _PREFIXED.sub(r"<\1\2", _text_of_cdata(markup)).rpartition(">")
     markup = head + end + tail.replace("<", "&lt;")  # no tag is complete behind the last bracket
     markup = _UNSEEN.sub(r"<\1div", _EMPTY.sub(r"<\1\2></\1>", markup))
     last = {_kind(closing): closing.start() for closing in _CLOSING.finditer(markup)}
@@ -105,6 +108,7 @@ def _parse(markup: str) -> Document:
 
 # -- before it is written ----------------------------------------------------------------------------------
 
+_HEADINGS = ("h1", "h2", "h3", "h4", "h5", "h6")
 _BLOCKS = "center, fieldset, form, hgroup, search, legend, dialog, optgroup, option, marquee, noscript"
 _BOXES = ("button", "select", "textarea", "meter", "progress", "output", "object", "canvas", "audio", "video")
 _IN_DRAWINGS = ("text", "desc", "tspan", "foreignObject", "mi", "mn", "mo", "mtext", "annotation")
@@ -112,14 +116,18 @@ _TICKED = ("checkbox", "radio")  # inputs
 _WITHOUT_TEXT = ("color", "file", "hidden", "image", "password", "range")
 _PARTS = {
     "msub": "_",
+    "munder": "_",
     "msup": "^",
     "msubsup": "_^",
+    "munderover": "_^",
     "mfrac": "/",
 }  # of formulas: before the second, the third
-_UNSEEN_SIGNS = re.compile("[\u00a0\u00ad]")  # a blank, and where a word may be parted
+_SEEN = {0xA0: " ", 0xAD: None, 0x200B: None}  # a blank, and where a word may be parted
+_UNSEEN_SIGNS = re.compile("[\u00a0\u00ad\u200b]")
 _LONGEST_DATA_URL = 100
 # Formulas a second time, as KaTeX and MediaWiki draw them for the eye.
 _DRAWN_AGAIN = ".katex-mathml + .katex-html, .mwe-math-mathml-a11y + img, annotation-xml[encoding^='MathML']"
+_DRAWN_BEFORE = "[class^=MathJax]:has(+ script[type^='math/'], + [class^=MathJax] + script[type^='math/'])"
 _TEX = "math annotation[encoding='application/x-tex']"
 # No character of any text. It stands around code in a line, which would become HTML beside another backtick.
 _APART = "\ufdd0"
@@ -142,15 +150,20 @@ def _prepare(page: Document) -> None:
         group.insert(0, Text(f" {group.attr('label')} "))
     for block in page.select(_BLOCKS):
         block.tag = "div"
+    _keep_one_form(page)
     for formula in page.select("script[type^='math/']"):
         formula.tag = "span"
-    _keep_one_form(page)
+    for gap, heading in _nearest(page.select("br"), *_HEADINGS):
+        if heading is not None:
+            gap.replace_with(Text(" "))
     for sample in page.select("xmp, listing"):
         sample.tag = "pre"
     for picture in page.select("[src^='data:'], [href^='data:']"):
         for name in ("src", "href"):
             if len(picture.attr(name) or "") > _LONGEST_DATA_URL:
                 picture.attrs[name] = ""  # the picture itself, in letters
+    for picture in page.select(r"img[alt*='\\']"):  # of a formula: the writer would double these signs
+        picture.replace_with(Text(f"![{picture.attr('alt')}](<{picture.attr('src') or ''}>)"))
     for field in page.select("input"):
         kind = (field.attr("type") or "").lower()
         if kind in _TICKED:
@@ -163,7 +176,7 @@ def _prepare(page: Document) -> None:
     texts = (each for each in page.descendants if isinstance(each, Text))
     for text, code in _nearest([text for text in texts if _UNSEEN_SIGNS.search(text.data)], "pre"):
         if code is None:
-            text.data = text.data.replace("\u00a0", " ").replace("\u00ad", "")
+            text.data = text.data.translate(_SEEN)
     for sample, code in _nearest(page.select("code, kbd, samp, tt"), "pre"):
         if code is None:
             sample.insert_before(Text(_APART))
@@ -176,7 +189,7 @@ def _prepare(page: Document) -> None:
 
 def _keep_one_form(page: Document) -> None:
     """Keep one form of each formula, TeX where it stands beside another."""
-    for again in page.select(_DRAWN_AGAIN):
+    for again in page.select(f"{_DRAWN_AGAIN}, {_DRAWN_BEFORE}"):
         again.decompose()
     formulas = {formula: tex.text.strip() for tex, formula in _nearest(page.select(_TEX), "math")}
     for drawn, written in formulas.items():
@@ -198,6 +211,17 @@ def _write_signs(page: Document) -> None:
         apart = before is None or (isinstance(before, Text) and before.data[-1:].isspace())
         if code is None and not apart and RAISED.match(next(iter(raised.strings), "")):
             raised.insert(0, Text("^"))
+    for root in page.select("msqrt, mroot"):
+        parts = [part for part in root.children if isinstance(part, Element)]
+        root.insert(0, Text("("))
+        root.append(Text(")"))
+        for degree in parts[1:2] if root.tag == "mroot" else ():
+            for part in (Text("]"), degree.extract(), Text("[")):
+                root.insert(0, part)
+        root.insert(0, Text("√"))
+    for fenced in page.select("mfenced"):
+        fenced.insert(0, Text(fenced.attr("open") or "("))
+        fenced.append(Text(fenced.attr("close") or ")"))
     for name, signs in _PARTS.items():
         for formula in page.select(name):
             parts = [part for part in formula.children if isinstance(part, Element)]
@@ -223,8 +247,8 @@ def _number(written: str | None, default: int) -> int:
     return int(written) if written and re.fullmatch(r"\d{1,9}", written) else default
 
 
-def _nearest(nodes: Iterable[N], tag: str) -> Iterator[tuple[N, Element | None]]:
-    """Yield each of these with the nearest element of this name around it. No node is looked at twice."""
+def _nearest(nodes: Iterable[N], *tags: str) -> Iterator[tuple[N, Element | None]]:
+    """Yield each of these with the nearest element of such a name around it. No node is looked at twice."""
     known: dict[Node, Element | None] = {}
     for inner in nodes:
         path: list[Node] = []
@@ -234,7 +258,7 @@ def _nearest(nodes: Iterable[N], tag: str) -> Iterator[tuple[N, Element | None]]
             if node in known:
                 found = known[node]
                 break
-            if isinstance(node, Element) and node.tag == tag:
+            if isinstance(node, Element) and node.tag in tags:
                 found = node
                 break
             path.append(node)

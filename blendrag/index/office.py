@@ -4,15 +4,16 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import posixpath
 import re
 import warnings
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from html import unescape
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
 from blendrag.index.html import RAISED, markdown, markup
@@ -56,7 +57,7 @@ def _reader(names: set[str]) -> Callable[[zipfile.ZipFile], Content]:
 # The strict form of Office's formats, and shows, differ from what is read in names only.
 _PLAIN = (
     (re.compile(rb"http://purl\.oclc\.org/ooxml/(\w+)/"), rb"http://schemas.openxmlformats.org/\1/2006/"),
-    (re.compile(rb"presentationml\.(slideshow|template)\.main"), b"presentationml.presentation.main"),
+    (re.compile(rb"(presentationml|powerpoint)\.(slideshow|template)\."), rb"\1.presentation."),
 )
 
 
@@ -91,12 +92,20 @@ def _read_docx(archive: zipfile.ZipFile) -> Content:
     parts = (member for member in archive.infolist() if member.filename.endswith(".xml"))
     if sum(archive.read(part).count(b"<") for part in parts) > _MAX_TAGS:
         raise Unusable(f"Word document of more than {_MAX_TAGS:,} tags")
-    styles = "p[style-name='Title'] => h1:fresh\ncomment-reference => sup"
+    codes = (f"p[style-name='{name}'] => pre:separator('\\n')" for name in _CODE_STYLES)
+    styles = "\n".join(("p[style-name='Title'] => h1:fresh", "comment-reference => sup", *codes))
     pictures = mammoth.images.img_element(lambda picture: {"src": ""})
     page = mammoth.convert_to_html(
-        for_mammoth(archive), style_map=styles, include_embedded_style_map=False, convert_image=pictures
+        for_mammoth(archive),
+        style_map=styles,
+        include_embedded_style_map=False,
+        convert_image=pictures,
+        ignore_empty_paragraphs=False,
     )
     return markdown(numbered(page.value))
+
+
+_CODE_STYLES = ("Code", "HTML Preformatted", "Preformatted Text", "Source Code")
 
 
 def _read_pptx(archive: zipfile.ZipFile) -> Content:
@@ -196,8 +205,62 @@ def _shapes(shapes: Iterable[Any]) -> Iterator[str]:
             yield _table([[cell.text for cell in row.cells] for row in shape.table.rows])
         elif shape.has_text_frame and (text := shape.text_frame.text).strip():
             yield _lines(text)
-        elif description := shape._element.xpath("string(.//*[local-name()='cNvPr']/@descr)"):
-            yield f"![{' '.join(description.split())}](<>)"
+        else:
+            yield from _graphic(shape)
+            if description := shape._element.xpath("string(.//*[local-name()='cNvPr']/@descr)"):
+                yield f"![{' '.join(description.split())}](<>)"
+
+
+def _graphic(shape: Any) -> Iterator[str]:
+    """Yield what a chart or a diagram shows, if the file has it."""
+    from lxml.etree import XMLSyntaxError
+    from pptx.exc import InvalidXmlError
+
+    with contextlib.suppress(KeyError, ValueError, XMLSyntaxError, InvalidXmlError):
+        if getattr(shape, "has_chart", False):
+            yield from _chart(shape.chart._chartSpace)
+        elif about := _select(shape._element, "string(.//*[local-name()='relIds']/@r:dm)"):
+            yield "\n".join(_diagram(shape.part.related_part(about).blob))
+
+
+def _chart(tree: Any) -> Iterator[str]:
+    """Yield the title of a chart, and what it shows as a table: a row for each place, a column for each
+    series."""
+    if title := "".join(_select(tree, "*/*[local-name()='title']//a:t/text()")).strip():
+        yield title
+    head, rows = [""], dict[str, dict[int, str]]()
+    for series in _select(tree, ".//*[local-name()='ser']"):
+        head.append(_select(series, "string(*[local-name()='tx']//*[local-name()='v'])"))
+        for kinds, column in ((("cat", "xVal"), 0), (("val", "yVal"), len(head) - 1)):
+            named = " or ".join(f"local-name()='{kind}'" for kind in kinds)
+            said: dict[str, list[str]] = {}
+            for point in _select(series, f"*[{named}]//*[local-name()='pt']"):
+                said.setdefault(point.get("idx", ""), []).insert(0, _select(point, "string(*)"))
+            for place, texts in said.items():
+                rows.setdefault(place, {})[column] = " ".join(texts)
+    if rows:
+        yield _table([head, *([row.get(place, "") for place in range(len(head))] for row in rows.values())])
+
+
+def _diagram(part: bytes) -> Iterator[str]:
+    """Yield the texts of a diagram (SmartArt), each above those that it leads to."""
+    from pptx.oxml import parse_xml
+
+    tree = parse_xml(part)
+    points = {point.get("modelId"): point for point in _select(tree, "*[local-name()='ptLst']/*")}
+    leads_to: dict[str, list[Any]] = {}
+    for line in _select(tree, "*[local-name()='cxnLst']/*[not(@type) or @type='parOf']"):
+        leads_to.setdefault(line.get("srcId"), []).append(line)
+    waiting = [id for id, point in points.items() if point.get("type") == "doc"]
+    while waiting:
+        point = points.pop(id := waiting.pop(), None)  # at once: it may lead to itself
+        if point is None:
+            continue
+        yield from filter(
+            str.strip, ("".join(_select(line, ".//a:t/text()")) for line in _select(point, ".//a:p"))
+        )
+        below = sorted(leads_to.get(id, ()), key=lambda line: -int(line.get("srcOrd", "0")))
+        waiting += [line.get("destId") for line in below]
 
 
 def _lines(text: str) -> str:
@@ -209,7 +272,7 @@ def _read_xlsx(archive: zipfile.ZipFile) -> Content:
     import openpyxl
 
     with warnings.catch_warnings(action="ignore"):  # it reports all that it would lose in writing
-        book = openpyxl.load_workbook(_stream(archive), read_only=True, data_only=True)
+        book = openpyxl.load_workbook(_stream(archive), read_only=True, data_only=True, rich_text=True)
         sheets = [list(_whole_sheet(archive, sheet)) for sheet in book.worksheets]
     return Content("\n\n".join(part for sheet in sheets for part in sheet), {"sheets": len(sheets)})
 
@@ -275,11 +338,11 @@ def _sheet(sheet: Any, links: Mapping[str, str]) -> str:
     sheet.reset_dimensions()  # a file may say anything of its size
     rows: list[dict[int, str]] = []
     reached = 0
-    for number, row in enumerate(sheet.iter_rows(values_only=True), 1):
+    for number, row in enumerate(sheet.iter_rows(), 1):
         reached += len(row)
         if reached > _MAX_CELLS:
             raise Unusable(f"sheet {sheet.title!r} reaches over more than {_MAX_CELLS:,} cells")
-        values = {column: _value(value) for column, value in enumerate(row) if value is not None}
+        values = {column: _value(cell) for column, cell in enumerate(row) if cell.value is not None}
         for column in values if leads_to else ():
             if (target := leads_to.get((number, column + 1))) and values[column].strip():
                 values[column] = f"[{values[column].strip()}]({target})"
@@ -291,12 +354,79 @@ def _sheet(sheet: Any, links: Mapping[str, str]) -> str:
     return _table([[row.get(column, "") for column in columns] for row in rows])
 
 
-def _value(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).upper()
-    if isinstance(value, datetime) and value.time() == datetime.min.time():
-        return str(value.date())
-    return f"{value:.15g}" if isinstance(value, float) else str(value)  # the digits that Excel keeps
+def _value(cell: Any) -> str:
+    match cell.value:
+        case bool(value):
+            return str(value).upper()
+        case datetime() as value if value.time() == datetime.min.time():
+            return str(value.date())
+        case timedelta() as value:
+            minutes, seconds = divmod(round(value.total_seconds()), 60)
+            return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
+        case int() | float() as value:
+            return _shown(value, cell.number_format[:_LONGEST_FORMAT])
+        case list(parts):  # with runs of their own fonts
+            return _CODED.sub(_decoded, "".join(map(_raised, parts)))
+        case value:
+            return _CODED.sub(_decoded, str(value))
+
+
+_LONGEST_FORMAT = 255  # that Excel takes
+_CODED = re.compile(r"_x([0-9A-Fa-f]{4})_")  # a sign that XML has not, or not in a value
+
+
+def _decoded(found: re.Match[str]) -> str:
+    return chr(int(found[1], 16))
+
+
+def _raised(run: Any) -> str:
+    raised = getattr(getattr(run, "font", None), "vertAlign", "") == "superscript"
+    return f"^{run}" if raised and RAISED.match(str(run)) else str(run)
+
+
+def _shown(number: float, format: str) -> str:
+    """Return a number with the digits that Excel keeps, and the signs, units and zeros that it shows."""
+    sections = _parts_of(format)
+    shown = sections[min(number < 0, len(sections) - 1)]
+    if shown.scale != 1:
+        number *= shown.scale
+    digits = f"{abs(number):.15g}" if isinstance(number, float) else str(abs(number))
+    return f"{'-' * (number < 0)}{shown.before}{digits.zfill(shown.digits)}{shown.behind}"
+
+
+class _Shown(NamedTuple):
+    before: str = ""
+    behind: str = ""
+    scale: float = 1
+    digits: int = 0
+
+
+# Text in quotes, a sign, a currency; what shows nothing; digits; anything else.
+_OF_FORMATS = re.compile(
+    r'"([^"]*)"|\\(.)|\[\$([^\]-]*+)[^\]]*+\]|(\[[^\]]*\]|[_*].)|(General|[0#?][0#?.,]*(?:E[+-]0+)?)|(.)',
+    re.S,
+)
+
+
+@functools.lru_cache
+def _parts_of(format: str) -> list[_Shown]:
+    """Return what each section of a format of Excel's writes around a number."""
+    texts, digits, known, scale = ["", ""], "", True, 1.0
+    sections: list[_Shown] = []
+    for quoted, sign, currency, _, places, other in [*_OF_FORMATS.findall(format), ("",) * 5 + (";",)]:
+        if other == ";":
+            before, behind = (text.strip("()+-") for text in texts)
+            scale /= 1000.0 ** (len(digits) - len(digits.rstrip(",")))
+            zeros = len(digits) if digits.strip("0") == "" else 0
+            sections.append(_Shown(before, behind, scale, zeros) if digits and known else _Shown())
+            texts, digits, known, scale = ["", ""], "", True, 1.0
+        elif places:
+            known, digits = known and not digits, places
+        else:
+            scale *= 100 if other == "%" else 1
+            texts[bool(digits)] += quoted or sign or currency or other
+            known = known and not (other.isalpha() or other == "@")
+    return sections
 
 
 def _table(rows: list[list[str]]) -> str:

@@ -9,6 +9,7 @@ import re
 import zipfile
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
@@ -29,7 +30,7 @@ _READ = frozenset(
     }
 )  # fmt: skip
 _BREAK, _READING = f"{_W}br", f"{_W}rt"
-_SAME = {f"{_W}cr": _BREAK, f"{_W}ptab": f"{_W}tab"}
+_SAME = {f"{_W}cr": _BREAK, f"{_W}dstrike": f"{_W}strike", f"{_W}ptab": f"{_W}tab"}
 _SIGNS = {"num": "", "den": "/", "sup": "^", "sub": "_", "lim": "_"}
 _BETWEEN = {"eqArr": "; ", "func": " ", "m": "; ", "mr": ", "}  # the parts of a formula
 _HAT = "\u0302"
@@ -55,6 +56,7 @@ def for_mammoth(archive: zipfile.ZipFile) -> io.BytesIO:
     for name, root in trees.items():
         if _local(root) in _READ:
             _read_whole(root)
+            _join_capitals(root)
             _cut(root, parts.get(f"word/_rels/{name.removeprefix('word/')}.rels", b""))
             for paragraph in root.iter(f"{_W}p") if _local(root) == "document" else ():
                 numbers.write(paragraph)
@@ -102,6 +104,8 @@ def _read_whole(element: Element) -> bool:
         elif described := _description(child):
             children.append(_text(f"![{described}](<>)"))
         else:
+            if said := _said(child):
+                children.append(_text(said))
             child.tag = _SAME.get(child.tag, child.tag)
             if child.tag == _BREAK:
                 child.attrib.clear()  # of a page or a column: it parts words all the same
@@ -130,11 +134,44 @@ def _in_place_of(element: Element, around: str) -> list[Element]:
 
 
 def _description(element: Element) -> str:
-    """Return what is said of a chart or a diagram; mammoth reads it of pictures."""
-    if _local(element) != "drawing" or any(_local(part) == "blip" for part in element.iter()):
+    """Return what is said of a chart, a diagram or an old picture; mammoth reads it of other pictures."""
+    name, kinds = _local(element), {_local(part) for part in element.iter()}
+    if name == "shape" and "imagedata" in kinds:
+        said = [element.get("alt", "")]
+    elif name == "drawing" and "blip" not in kinds:
+        said = [part.get("descr", "") for part in element.iter() if _local(part) == "docPr"]
+    else:
         return ""
-    said = (part.get("descr", "") for part in element.iter() if _local(part) == "docPr")
     return " ".join(" ".join(said).split())
+
+
+def _said(element: Element) -> str:
+    """Return what a drawn title says, or what is chosen of a list."""
+    if _local(element) == "textpath":
+        return element.get("string", "")
+    for choice in element.iter(f"{_W}ddList") if _local(element) == "fldChar" else ():
+        offered = [entry.get(_VAL, "") for entry in choice.iter(f"{_W}listEntry")]
+        chosen = _int(_value(choice, "result") or _value(choice, "default"))
+        return "".join(offered[chosen : chosen + 1])
+    return ""
+
+
+def _join_capitals(root: Element) -> None:
+    """Put capitals that are let into paragraphs where these go on: each is a paragraph of its own."""
+    for around in root.iter():
+        moved = set[Element]()
+        for above, paragraph in pairwise(around):
+            if _is_let_in(above) and paragraph.tag == above.tag and not _is_let_in(paragraph):
+                begin = len(paragraph.findall(f"{_W}pPr"))
+                paragraph[begin:begin] = [part for part in above if part.tag != f"{_W}pPr"]
+                moved.add(above)
+        if moved:
+            around[:] = [part for part in around if part not in moved]
+
+
+def _is_let_in(paragraph: Element) -> bool:
+    framed = paragraph.find(f"{_W}pPr/{_W}framePr") if paragraph.tag == f"{_W}p" else None
+    return framed is not None and framed.get(f"{_W}dropCap") in ("drop", "margin")
 
 
 def _has_text(element: Element) -> bool:

@@ -6,6 +6,8 @@ from collections.abc import Collection, Iterator
 from itertools import accumulate
 from typing import Any
 
+from blendrag.chat.foreign import text_of_url
+from blendrag.chat.request import in_present_form
 from blendrag.engine.worker.metrics import ROLES, count
 from blendrag.server import Limits
 
@@ -22,6 +24,8 @@ def readable(message: Any, known: Collection[str], media: frozenset[str] = froze
 
     media: keys that make a part of any kind one that is known.
     """
+    if isinstance(message, dict) and "role" in message:
+        message = in_present_form(message)
     if not isinstance(message, dict) or not isinstance(content := message.get("content"), list):
         return message
     kept = []
@@ -30,7 +34,9 @@ def readable(message: Any, known: Collection[str], media: frozenset[str] = froze
         if not isinstance(kind, str) or kind in known or not media.isdisjoint(part):
             kept.append(readable(part, known, media))
         elif text := text_of(part):
-            kept.append({"type": "text", "text": text})
+            above = (part.get("title"), part.get("context"))
+            told = "\n".join(one for one in (*above, text) if isinstance(one, str) and one)
+            kept.append({"type": "text", "text": told})
     if left_out := len(content) - len(kept):
         role = message.get("role")
         count({"blendrag_parts_left_out": {role if role in ROLES else "other": left_out}})
@@ -50,9 +56,13 @@ def text_of(part: Any, depth: int = _DEPTH) -> str:
         return ""
     if isinstance(text := part.get("text"), str):
         return text
-    if (source := part.get("source")) and isinstance(source, dict):  # of a document
-        return text_of(source.get("data" if source.get("type") == "text" else "content"), depth - 1)
-    return text_of(part.get("content") or part.get("output"), depth - 1)
+    if (text := text_of_url(part.get("file_data"))) is not None:
+        return text
+    within = part.get("content") or part.get("output") or part.get("file")
+    if isinstance(source := part.get("source") or part.get("document"), dict):
+        within = source.get("content" if source.get("type") == "content" else "data")
+        within = None if source.get("type") == "base64" else within
+    return text_of(within, depth - 1)
 
 
 def documents(body: dict[str, Any]) -> list[str]:

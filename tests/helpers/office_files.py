@@ -173,7 +173,7 @@ def epub(*chapters: str) -> bytes:
     )
 
 
-def pdf(text: str = "", password: str = "") -> bytes:
+def pdf(text: str = "", password: str = "", encoding: str = "StandardEncoding") -> bytes:
     """A PDF of one page, with a text layer if there is a text."""
     from pypdf import PdfWriter
     from pypdf.generic import DecodedStreamObject, DictionaryObject, NameObject
@@ -182,7 +182,8 @@ def pdf(text: str = "", password: str = "") -> bytes:
     page = writer.add_blank_page(300, 100)
     if text:
         font = DictionaryObject()
-        for name, value in (("Type", "Font"), ("Subtype", "Type1"), ("BaseFont", "Helvetica")):
+        kind = {"Type": "Font", "Subtype": "Type1", "BaseFont": "Helvetica", "Encoding": encoding}
+        for name, value in kind.items():
             font[NameObject(f"/{name}")] = NameObject(f"/{value}")
         fonts = DictionaryObject({NameObject("/F1"): writer._add_object(font)})
         page[NameObject("/Resources")] = DictionaryObject({NameObject("/Font"): fonts})

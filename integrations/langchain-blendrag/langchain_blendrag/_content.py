@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from blendrag import foreign
 from blendrag.errors import ConfigError
 
 CALLS = {"functionCall", "function_call", "toolUse", "tool_call", "tool_call_chunk", "tool_use"}
@@ -20,8 +21,8 @@ _ELSEWHERE = CALLS | {
 # Keys under which blocks keep what is to be read: as a string, or in blocks of their own.
 _WITHIN = (
     "text", "refusal", "transcript", "content", "source", "data", "document", "output", "value",
-    "citationsContent", "code_execution_result", "functionResponse", "guardContent", "logs", "outputs",
-    "parts", "resource", "response", "result", "results", "stdout", "toolResult",
+    "citationsContent", "code_execution_result", "file", "functionResponse", "guardContent", "logs",
+    "outputs", "parts", "resource", "response", "result", "results", "stdout", "toolResult",
 )  # fmt: skip
 _DATA = ("json", "response", "output")  # keys under which they keep what a tool gave, if that is no text
 _MEDIA = re.compile(r"image|audio|video|file|media|document|inline_?data", re.IGNORECASE)
@@ -57,13 +58,19 @@ def _read(value: Any, left_out: Counter[str], streamed: bool) -> str | None:
         return value
     if isinstance(value, list | tuple):
         return _joined(value, left_out, streamed)
-    if not isinstance(value, Mapping) or "base64" in (value.get("type"), value.get("source_type")):
+    if not isinstance(value, Mapping):
         return None
+    if "base64" in (value.get("type"), value.get("source_type"), *value) or "file_data" in value:
+        return _decoded(value)
     is_image = kind_of(value).startswith("image")
     empty: str | None = None
     for name in _WITHIN:
         within = value.get(name)
-        if isinstance(within, str) and (is_image or name in ("data", "source")) and not _is_text(value):
+        if (
+            isinstance(within, str)
+            and (is_image or name in ("data", "file", "source"))
+            and not _is_text(value)
+        ):
             continue  # an address, or bytes
         if within is None or (text := _read(within, left_out, streamed)) is None:
             continue
@@ -95,6 +102,12 @@ def _joined(blocks: Iterable[Any], left_out: Counter[str], streamed: bool) -> st
             apart = separate
     left_out += missed
     return text or None
+
+
+def _decoded(block: Mapping[str, Any]) -> str | None:
+    """Return the text of a file that is one, if a block holds its bytes."""
+    data, kind = block.get("base64") or block.get("data"), block.get("mime_type") or block.get("media_type")
+    return foreign.text_of_url(block.get("file_data") or f"data:{kind};base64,{data}")
 
 
 def _is_text(block: Mapping[str, Any]) -> bool:

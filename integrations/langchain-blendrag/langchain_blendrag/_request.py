@@ -10,7 +10,7 @@ from langchain_core.messages import BaseMessage
 from blendrag import foreign
 from blendrag.errors import ConfigError
 from langchain_blendrag._convert import document_texts, plain_messages
-from langchain_blendrag._tools import bound_tools
+from langchain_blendrag._tools import answer_format, bound_tools
 
 if TYPE_CHECKING:
     from blendrag import ChatModel, ChatRequest
@@ -35,6 +35,8 @@ def chat_request(
         )
     if options.get("tools"):
         options = {**options, **bound_tools(options["tools"], options.get("tool_choice"))}
+    if (wanted := options.get("response_format")) is not None:
+        options = {**options, "response_format": answer_format(wanted)}
     asked = foreign.request_options(options)
     asked["stop"] = stop or asked.get("stop")
     asked["documents"] = document_texts(messages, options.get("documents") or ())

@@ -61,6 +61,14 @@ def _unwrapped(schema: Any) -> Any:
     return schema
 
 
+def answer_format(wanted: Any) -> Any:
+    """Return the ``response_format`` that a class or a schema stands for; one of OpenAI's as it is."""
+    if isinstance(wanted, dict) and wanted.get("type") in ("grammar", "json_object", "json_schema", "text"):
+        return wanted
+    schema = _json_schema(wanted)
+    return {"type": "json_schema", "json_schema": {"name": schema.get("title", "answer"), "schema": schema}}
+
+
 def _json_schema(schema: Any) -> dict[str, Any]:
     """Return a schema in any of LangChain's forms as JSON schema."""
     whole = _lost_in_part(schema)
@@ -115,14 +123,7 @@ def structured(
             else JsonOutputKeyToolsParser(key_name=name, first_tool_only=True)
         )
     elif method in ("json_schema", "json_mode"):
-        response_format: dict[str, Any] = {"type": "json_object"}
-        if schema is not None:
-            converted = _json_schema(schema)
-            response_format = {
-                "type": "json_schema",
-                "json_schema": {"name": converted.get("title", "answer"), "schema": converted},
-            }
-        bound = {"response_format": response_format}
+        bound = {"response_format": {"type": "json_object"} if schema is None else answer_format(schema)}
         parser = PydanticOutputParser(pydantic_object=schema) if is_class else JsonOutputParser()
     else:
         raise ConfigError(f"method {method!r}: there are json_schema, function_calling and json_mode")

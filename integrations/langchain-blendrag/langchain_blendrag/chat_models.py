@@ -29,7 +29,7 @@ from langchain_blendrag import _convert
 from langchain_blendrag._conversation import InConversation, with_conversation
 from langchain_blendrag._errors import as_langchain_has_them
 from langchain_blendrag._request import SYNONYMS, chat_request, without_tracing
-from langchain_blendrag._tools import bound_tools, structured
+from langchain_blendrag._tools import answer_format, bound_tools, structured
 
 if TYPE_CHECKING:  # imports torch
     from blendrag import ChatRequest, Speculation
@@ -395,7 +395,7 @@ class ChatBlend(BlendOverrides, InConversation):
         too."""
         fields = {name: getattr(self, name) for name in type(self).model_fields if name not in _HARMLESS}
         of_call = {
-            name: value
+            name: answer_format(value) if name == "response_format" and isinstance(value, type) else value
             for name, value in sorted(kwargs.items())
             if name not in (*_HARMLESS, "conversation") and not name.startswith("ls_")
         }

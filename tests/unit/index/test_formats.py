@@ -51,6 +51,19 @@ def test_letters_that_are_written_as_numbers_are_found(suffix: str) -> None:
     assert json.loads(text) == json.loads(data)
 
 
+@pytest.mark.parametrize("suffix", [".json", ".jsonl"])
+def test_signs_that_json_writes_in_other_ways_are_found(suffix: str) -> None:
+    data = rb'{"at": "https:\/\/a.test\/b", "who": "AT\u0026T\u0027s \u003cb\u003e", "rest": "\\/ \u0022"}'
+    text = content(data, suffix).text
+    assert text == r"""{"at": "https://a.test/b", "who": "AT&T's <b>", "rest": "\\/ \u0022"}"""
+    assert json.loads(text) == json.loads(data)
+
+
+def test_letters_that_xml_writes_as_numbers_are_found() -> None:
+    data = b"<city code='&#38;&#x3c;'>M&#252;nchen &#x4E2D; &#55296;</city>"
+    assert content(data, ".xml").text == "<city code='&#38;&#x3c;'>M\u00fcnchen \u4e2d &#55296;</city>"
+
+
 @given(st.text())
 def test_json_means_the_same_with_its_letters(text: str) -> None:
     assert json.loads(content(json.dumps([text]).encode(), ".json").text) == [text]
@@ -168,11 +181,23 @@ def test_what_was_filled_into_a_form_is_kept() -> None:
         {NameObject("/FT"): NameObject("/Tx"), NameObject("/T"): TextStringObject("name")}
     )
     field[NameObject("/V")] = TextStringObject("Anna Berg")
-    form = DictionaryObject({NameObject("/Fields"): ArrayObject([writer._add_object(field)])})
+    box, open_box = (
+        DictionaryObject(
+            {
+                NameObject("/FT"): NameObject("/Btn"),
+                NameObject("/T"): TextStringObject(f"c{value}"),
+                NameObject("/TU"): TextStringObject("agrees"),
+                NameObject("/V"): NameObject(value),
+            }
+        )
+        for value in ("/Yes", "/Off")
+    )
+    fields = ArrayObject([writer._add_object(one) for one in (field, box, open_box)])
+    form = DictionaryObject({NameObject("/Fields"): fields})
     writer.root_object[NameObject("/AcroForm")] = form
     file = io.BytesIO()
     writer.write(file)
-    assert content(file.getvalue(), ".pdf").text == "Name:\n\nname: Anna Berg"
+    assert content(file.getvalue(), ".pdf").text == "Name:\n\nname: Anna Berg\nagrees: Yes"
 
 
 def test_link_on_a_scan_makes_no_text_of_it() -> None:
@@ -189,21 +214,41 @@ def test_link_on_a_scan_makes_no_text_of_it() -> None:
 
 def test_what_was_written_on_a_page_and_where_its_links_lead_is_kept() -> None:
     from pypdf import PdfReader, PdfWriter
-    from pypdf.annotations import FreeText, Link, Text
+    from pypdf.annotations import FreeText, Highlight, Link, Text
+    from pypdf.generic import ArrayObject, FloatObject, NameObject, TextStringObject
+
+    def marked(text: str) -> Highlight:
+        mark = Highlight(rect=place, quad_points=ArrayObject([FloatObject(1)] * 8))
+        mark[NameObject("/Contents")] = TextStringObject(text)
+        return mark
 
     writer = PdfWriter(clone_from=PdfReader(io.BytesIO(pdf("Name: see https://a.test"))))
     place = (1, 1, 9, 9)
     for note in (
         FreeText(text="Anna Berg", rect=place),
         Text(text="checked", rect=place),
+        marked("which one?"),
+        marked("Name:\nsee"),  # some programs put there what is marked
         Link(rect=place, url="https://a.test"),
         Link(rect=place, url="https://b.test/b7.pdf"),
     ):
         writer.add_annotation(0, note)
     file = io.BytesIO()
     writer.write(file)
-    written = "Name: see https://a.test\nAnna Berg\nchecked\nhttps://b.test/b7.pdf"
+    written = "Name: see https://a.test\nAnna Berg\nchecked\nwhich one?\nhttps://b.test/b7.pdf"
     assert content(file.getvalue(), ".pdf").text == written
+
+
+def test_word_of_a_pdf_that_a_line_parts_is_whole_again() -> None:
+    below = ") Tj 0 -14 Td ("
+    lines = below.join((r"the docu\255", r"ment, well\255known, inter-", "national: well-", "aware"))
+    parted, known = (
+        pdf(text, encoding="WinAnsiEncoding") for text in (lines, f"International{below}{lines}")
+    )
+    assert content(parted, ".pdf").text == "the document, well-known, inter-\nnational: well-\naware"
+    assert content(known, ".pdf").text == (
+        "International\nthe document, well-known, international: well-\naware"
+    )
 
 
 def test_pdf_with_a_password_is_refused() -> None:

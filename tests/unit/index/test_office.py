@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import struct
 import sys
 import zipfile
@@ -75,6 +76,49 @@ def test_presentation_keeps_numbers_exponents_and_what_is_said_of_shapes() -> No
     assert read_archive(file.getvalue()).text == (
         "1. close\n2. drain\na) lower\n3. open\nplain\nI. anew\n10^2\n\n![from A to B](<>)"
     )
+
+
+def test_presentation_keeps_what_charts_and_diagrams_show() -> None:
+    from pptx import Presentation
+    from pptx.chart.data import CategoryChartData, XyChartData
+    from pptx.enum.chart import XL_CHART_TYPE
+
+    presentation = Presentation()
+    slide = presentation.slides.add_slide(presentation.slide_layouts[6])
+    loads, places = CategoryChartData(), XyChartData()
+    year = loads.add_category("2026")
+    for quarter in ("Q1", "Q2"):
+        year.add_sub_category(quarter)
+    loads.add_series("North", (1.5, 2))
+    loads.add_series("South", (3, None))
+    places.add_series("crane").add_data_point(0.5, 40)
+    kinds = ((XL_CHART_TYPE.COLUMN_CLUSTERED, loads), (XL_CHART_TYPE.XY_SCATTER, places))
+    first, *_ = (slide.shapes.add_chart(kind, 0, 0, 9, 9, data) for kind, data in kinds)
+    first.chart.chart_title.text_frame.text = "Loads"
+    file = io.BytesIO()
+    presentation.save(file)
+    assert read_archive(file.getvalue()).text == (
+        "Loads\n\n|  | North | South |\n| --- | --- | --- |\n| 2026 Q1 | 1.5 | 3 |\n| Q2 | 2 |  |"
+        "\n\n|  | crane |\n| --- | --- |\n| 0.5 | 40 |"
+    )
+    points = "".join(
+        f'<d:pt modelId="{id}"{kind}><d:t><a:p><a:r><a:t>{text}</a:t></a:r></a:p></d:t></d:pt>'
+        for id, text, kind in ((0, "", ' type="doc"'), (2, "drain", ""), (1, "close", ""), (3, "valve", ""))
+    )
+    lines = "".join(
+        f'<d:cxn srcId="{above}" destId="{below}" srcOrd="{order}"/>'
+        for above, below, order in ((0, 2, 1), (0, 1, 0), (1, 3, 0), (3, 1, 0))
+    )
+    spaces = f'xmlns:a="{DRAWN[1:-1]}" xmlns:d="http://schemas.openxmlformats.org/drawingml/2006/diagram"'
+    model = f"<d:dataModel {spaces}><d:ptLst>{points}</d:ptLst><d:cxnLst>{lines}</d:cxnLst></d:dataModel>"
+    with zipfile.ZipFile(file) as old:
+        parts: dict[str, str | bytes] = {name: old.read(name) for name in old.namelist()}
+    charts = [name for name in parts if name.startswith("ppt/charts/chart")]
+    parts[charts[0]] = model
+    name = "ppt/slides/slide1.xml"
+    shown = parts[name].decode().replace('/chart">', '/diagram">', 1)  # type: ignore[union-attr]
+    parts[name] = re.sub("<c:chart (.*?)r:id=", r"<c:relIds \1r:dm=", shown, count=1)
+    assert read_archive(archive(parts)).text.startswith("close\nvalve\ndrain\n\n")
 
 
 def test_numbers_of_a_slides_list_begin_anew_with_another_kind_or_first_number() -> None:
@@ -150,6 +194,36 @@ def lines(*texts: str) -> str:
 def test_workbook_keeps_addresses_of_links_and_what_its_shapes_show(drawing: str, text: str) -> None:
     drawing = f"<xdr:wsDr xmlns:xdr='x' xmlns:a='{DRAWN[1:-1]}'>{drawing}</xdr:wsDr>"
     assert read_archive(workbook(drawing)).text == f"{CELLS}\n\n{text}"
+
+
+def test_workbook_keeps_the_signs_that_its_numbers_are_shown_with() -> None:
+    import xlsxwriter
+
+    file = io.BytesIO()
+    with xlsxwriter.Workbook(file) as book:
+        sheet = book.add_worksheet("S")
+        shown = {
+            "0.0%": (0.153, "15.3%"),
+            "00000": (1234, "01234"),
+            "0.0\\%": (0.25, "0.25%"),
+            "#,##0.00\\ [$€-407]": (1200, "1200 €"),
+            '_("$"* #,##0_);("$"#,##0)': (-1200, "-$1200"),
+            '0.0,"K"': (1500, "1.5K"),
+            'General" t"': (40, "40 t"),
+            '"a"0;"b"0;"none"': (-5, "-b5"),
+            "# ?/?": (0.5, "0.5"),
+            '[=1]"Yes";0': (1, "1"),
+            "000-0000": (5551234, "5551234"),
+            "[h]:mm": (1.5, "36:00:00"),
+            "d mmm yyyy": (45000, "2023-03-15"),
+        }
+        for row, (format, (value, _)) in enumerate(shown.items()):
+            sheet.write_number(row, 0, value, book.add_format({"num_format": format}))
+        raised = book.add_format({"font_script": 1})
+        sheet.write_rich_string(len(shown), 0, "10", raised, "3", " kg")
+        sheet.write_string(len(shown) + 1, 0, "two\r\nlines")
+    rows = [line.strip("| ") for line in read_archive(file.getvalue()).text.split("\n")[2:]]
+    assert rows[:1] + rows[2:] == [*(text for _, text in shown.values()), "10^3 kg", "two lines"]
 
 
 @pytest.mark.parametrize(
@@ -257,6 +331,16 @@ def test_document_in_the_strict_form_of_its_format_has_the_same_text(file: bytes
     )
     assert strict != file
     assert read_archive(strict) == read_archive(file)
+
+
+@pytest.mark.parametrize("kind", ["slideshow", "template", "presentation"])
+def test_presentation_with_macros_is_read_as_one_without(kind: str) -> None:
+    plain = b"application/vnd.openxmlformats-officedocument.presentationml.presentation.main+xml"
+    with zipfile.ZipFile(io.BytesIO(pptx())) as made:
+        parts: dict[str, str | bytes] = {name: made.read(name) for name in made.namelist()}
+    named = f"application/vnd.ms-powerpoint.{kind}.macroEnabled.main+xml".encode()
+    parts["[Content_Types].xml"] = parts["[Content_Types].xml"].replace(plain, named)
+    assert read_archive(archive(parts)) == read_archive(pptx())
 
 
 def test_show_is_read_as_the_presentation_that_it_is() -> None:

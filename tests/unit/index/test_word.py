@@ -27,9 +27,8 @@ SHAPE = (
     '<wps:wsp xmlns:wps="http://schemas.microsoft.com/office/word/2010/wordprocessingShape">'
     f"<wps:txbx>{BOX}</wps:txbx></wps:wsp></wp:anchor></w:drawing>"
 )
-OLD_SHAPE = (
-    f'<w:pict><v:oval xmlns:v="urn:schemas-microsoft-com:vml"><v:textbox>{BOX}</v:textbox></v:oval></w:pict>'
-)
+V = "xmlns:v='urn:schemas-microsoft-com:vml'"
+OLD_SHAPE = f"<w:pict><v:oval {V}><v:textbox>{BOX}</v:textbox></v:oval></w:pict>"
 CHOICE = f'<mc:Choice Requires="wps">{SHAPE}</mc:Choice>'
 
 
@@ -84,14 +83,41 @@ def test_what_stands_beside_letters_in_word_is_kept_where_it_reads() -> None:
     )
     link = f"<w:fldSimple w:instr='HYPERLINK \"b7.pdf\"'>{run('form')}</w:fldSimple>"
     chart = "<w:r><w:drawing><wp:docPr xmlns:wp='wp' id='1' descr='Sales\nby month'/></w:drawing></w:r>"
+    listed = "<w:result w:val='1'/><w:listEntry w:val='Red'/><w:listEntry w:val='Blue'/>"
+    choice = (
+        "<w:r><w:fldChar w:fldCharType='begin'><w:ffData><w:ddList>"
+        f"{listed}</w:ddList></w:ffData></w:fldChar></w:r><w:r><w:fldChar w:fldCharType='end'/></w:r>"
+    )
     for written, text in (
         (f"<w:r>{ruby}</w:r>{run('字')}", "漢(かん)字"),
         (f"{run('10')}{raised}", "10^-3"),
         (f"{box}{run(' agreed')}", "[x] agreed"),
         (link, "[form](b7.pdf)"),
         (chart, "![Sales by month](<>)"),
+        (f"<w:r><w:pict><v:shape {V} alt='crane'><v:imagedata/></v:shape></w:pict></w:r>", "![crane](<>)"),
+        (f"<w:r><w:pict><v:shape {V}><v:textpath string='DRAFT'/></v:shape></w:pict></w:r>", "DRAFT"),
+        (f"{choice}{run(' rope')}", "Blue rope"),
+        ("<w:r><w:rPr><w:dstrike/></w:rPr><w:t>not</w:t></w:r>", "~~not~~"),
     ):
         assert read_archive(docx(f"<w:p>{written}</w:p>")).text == text
+
+
+def test_capital_that_is_let_into_a_paragraph_begins_its_word() -> None:
+    frame = '<w:framePr w:dropCap="drop" w:lines="3"/>'
+    let_in = paragraph("T").replace("<w:pPr>", f"<w:pPr>{frame}")
+    assert (
+        read_archive(docx(let_in + paragraph("he crane.") + paragraph("Next."))).text == "The crane.\n\nNext."
+    )
+
+
+def test_code_of_word_keeps_its_lines_and_blanks() -> None:
+    def line(text: str) -> str:
+        return paragraph(text, "Code").replace("<w:t>", '<w:t xml:space="preserve">')
+
+    style = '<w:style w:type="paragraph" w:styleId="Code"><w:name w:val="Source Code"/></w:style>'
+    body = paragraph("So:") + line("if x:") + line("    y = *1*") + line("") + line("z")
+    text = read_archive(docx(body, **{"word/styles.xml": f"<w:styles {W}>{style}</w:styles>"})).text
+    assert text == "So:\n\n```\nif x:\n    y = *1*\n\nz\n```"
 
 
 def test_formula_of_word_is_a_line_of_text() -> None:

@@ -127,6 +127,11 @@ def test_answers_given_several_times_have_places_of_their_own_and_are_counted() 
         ({"type": "redacted_thinking", "data": "x"}, []), ({"type": "cachePoint"}, []),
         ({"type": "search_result", "source": "s", "content": [{"type": "text", "text": "a"}, "b", {"x": 1}]},
          [{"type": "text", "text": "a\nb"}]),
+        ({"type": "document", "title": "T", "context": "of 2024", "source": {"type": "text", "data": "a"}},
+         [{"type": "text", "text": "T\nof 2024\na"}]),
+        ({"type": "file", "file": {"filename": "f", "file_data": "data:text/plain;base64,aGVsbG8="}},
+         [{"type": "text", "text": "hello"}]),
+        ({"type": "document", "document": {"data": "a"}}, [{"type": "text", "text": "a"}]),
         ({"type": "non_standard", "value": {"text": "x"}}, []),
         ({"type": "executable_code", "code": "x"}, []),
         ({"type": "input_text", "text": "Hm."}, [{"type": "input_text", "text": "Hm."}]),
@@ -139,6 +144,16 @@ def test_part_of_another_providers_leaves_the_conversation_going(
     message = {"role": role, "content": [first, part], **({"tool_call_id": "x"} if role == "tool" else {})}
     request = read(CHAT, messages=[message, {"role": "user", "content": "Go on."}])
     assert [*request.messages[0]["content"]] == [first, *kept]
+
+
+def test_message_of_any_age_of_openais_keeps_its_words_and_calls() -> None:
+    called = {"role": "assistant", "content": None, "function_call": {"name": "look", "arguments": "{}"}}
+    refused = {"role": "assistant", "content": None, "refusal": "No."}
+    result = {"role": "function", "name": "look", "content": "sky"}
+    user = {"role": "user", "content": "Go on."}
+    call, tool, said, _ = read(CHAT, messages=[called, result, refused, user]).messages
+    assert next(iter(call["tool_calls"]))["function"]["name"] == "look"
+    assert (tool["role"], tool["tool_call_id"], said["content"]) == ("tool", "look", "No.")
 
 
 def test_image_is_kept() -> None:

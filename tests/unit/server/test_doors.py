@@ -101,7 +101,8 @@ def test_anthropics_documents_are_text_to_the_model(document: dict[str, Any], ne
     part = {"type": "tool_result", "tool_use_id": "c", "content": [document]} if nested else document
     request = read(MESSAGE, [part])
     (message,) = asked(request).sent
-    assert (message["role"], message["content"]) == ("tool" if nested else "user", "A fjord.")
+    title = "".join(f"{document[name]}\n" for name in ("title",) if name in document)
+    assert (message["role"], message["content"]) == ("tool" if nested else "user", f"{title}A fjord.")
     assert request.blendrag.marked == ("A fjord.",)
 
 

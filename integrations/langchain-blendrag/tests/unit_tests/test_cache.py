@@ -12,6 +12,7 @@ from langchain_community.cache import SQLiteCache
 from langchain_core.caches import BaseCache, InMemoryCache
 from langchain_core.globals import set_llm_cache
 from langchain_core.rate_limiters import InMemoryRateLimiter
+from pydantic import create_model
 
 from langchain_blendrag import ChatBlend
 from langchain_blendrag.chat_models import _HARMLESS
@@ -65,6 +66,7 @@ def test_options_of_the_call_are_in_the_key_but_whose_turn_it_is() -> None:
         {"tools": [{"name": "a"}]}, {"response_format": {"type": "json_object"}},
         {"response_format": {"a": 1, "b": 2}}, {"response_format": {"b": 2, "a": 1}}, {"new": 1},
     ]  # fmt: skip
+    calls += [{"response_format": create_model("Fee", a=kind)} for kind in (int, str)]
     assert len({key(llm, **call) for call in calls}) == len(calls)
     assert key(llm, conversation="ada", ls_structured_output_format={}, timeout=3.0) == key(llm)
 

@@ -160,6 +160,20 @@ def test_what_stands_there_in_another_form_is_passed_over(more: dict[str, Any]) 
     assert plain["content"] == "" and "tool_calls" not in plain
 
 
+@pytest.mark.parametrize(
+    "block",
+    [
+        {"type": "text-plain", "base64": "aGVsbG8=", "mime_type": "text/plain"},
+        {"type": "file", "base64": "aGVsbG8=", "mime_type": "text/markdown"},
+        {"type": "file", "source_type": "base64", "data": "aGVsbG8=", "mime_type": "text/csv"},
+        {"type": "file", "file": {"filename": "a.txt", "file_data": "data:text/plain;base64,aGVsbG8="}},
+        {"type": "input_file", "filename": "a.txt", "file_data": "data:text/plain;base64,aGVsbG8="},
+    ],
+)
+def test_file_of_text_is_read_from_its_bytes(block: Any) -> None:
+    assert content_of(HumanMessage([block])) == "hello"
+
+
 def test_answer_with_a_thought_inside_is_one_text() -> None:
     thought = {"type": "reasoning", "reasoning": "Hm."}
     message = AIMessage([{"type": "text", "text": "Hel"}, thought, {"type": "text", "text": "lo"}])

@@ -165,6 +165,20 @@ def test_no_part_of_a_schema_is_lost(
 
 
 @pytest.mark.parametrize(
+    "wanted",
+    [
+        RootModel[list[int]],
+        RootModel[list[int]].model_json_schema(),
+        {"type": "json_schema", "schema": RootModel[list[int]].model_json_schema()},
+        {"type": "json_object", "schema": RootModel[list[int]].model_json_schema()},
+    ],
+)
+def test_answer_format_is_taken_in_any_form_that_names_a_schema(recorded_llm: ChatBlend, wanted: Any) -> None:
+    request = recorded_llm._request_of("Fees?", {"response_format": wanted})
+    assert request.schema == RootModel[list[int]].model_json_schema()
+
+
+@pytest.mark.parametrize(
     "schema", [{"title": "Fees", "type": "array", "items": AMOUNT}, RootModel[list[int]]]
 )
 def test_arguments_of_a_call_are_an_object(make: Callable[..., ChatBlend], schema: Any) -> None:

@@ -107,6 +107,8 @@ def _read(block: Any) -> Iterator[tuple[str | None, str]]:
         case TextBlock():
             yield block.text, block.block_type
         case CitableBlock():
+            if block.title:
+                yield block.title, "text"
             for inner in block.content:
                 yield from _read(inner)
         case CitationBlock():
