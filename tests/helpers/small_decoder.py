@@ -24,7 +24,7 @@ from blendrag.engine.compat.groups import groups_of_runner
 from blendrag.engine.forward.decoders import make_decoder
 from blendrag.engine.forward.paged import PagedCache
 from blendrag.engine.forward.prompt_forward import LoadedModel
-from blendrag.engine.worker.selfcheck import with_drafts
+from blendrag.engine.worker.selfcheck import join_drafts
 
 CPU = torch.device("cpu")
 KV_HEADS, SIZE, VOCABULARY, BLOCKS = 2, 32, 50_000, 32
@@ -115,7 +115,7 @@ def small_model(
     )
     with torch.inference_mode():
         cache = PagedCache(decoder.attentions, runner, groups_of_runner(runner))
-        drafting, cache = with_drafts(decoder, cache)
+        drafting, cache = join_drafts(decoder, cache)
     return LoadedModel(decoder, cache, drafts=drafting)
 
 

@@ -59,7 +59,7 @@ class DraftingModel:
         digest = weights_digest({}, folder.glob("*.safetensors")) if folder else ""
         self.name = f"{self._method} {folder.name if folder else ''} {digest}".strip()
         behind = {0}
-        if self.reads_next:
+        if self.reads_outputs:
             text = text_model(self._target).model
             behind = {len(all_layers(self._target)), *getattr(text, "aux_hidden_state_layers", ())}
         self.reads = frozenset(number - 1 for number in behind)
@@ -81,12 +81,12 @@ class DraftingModel:
         for layer in found.layers:
             if reason := unsupported_layer(layer):
                 raise ModelNotSupportedError(reason)
-        if found.reads_next and min(found.reads) < 0:
+        if found.reads_outputs and min(found.reads) < 0:
             raise ModelNotSupportedError("it reads what goes into the first layer")
         return found
 
     @property
-    def reads_next(self) -> bool:
+    def reads_outputs(self) -> bool:
         """Return whether a row takes the token behind it, and the model's outputs of its own; else it takes
         its own token and nothing else."""
         return bool(self._method != "draft_model")
@@ -95,7 +95,7 @@ class DraftingModel:
         self, token_ids: torch.Tensor, positions: torch.Tensor, outputs: Mapping[int, LayerOutput]
     ) -> None:
         """Run its own forward, not compiled, over [n] tokens. outputs: of the layers that it ``reads``."""
-        given = {"hidden_states": self._states(token_ids, positions, outputs)} if self.reads_next else {}
+        given = {"hidden_states": self._states(token_ids, positions, outputs)} if self.reads_outputs else {}
         with layer_context(self._vllm_config, {}, {}, len(positions)):
             self._module(input_ids=token_ids, positions=positions, inputs_embeds=None, **given)
 

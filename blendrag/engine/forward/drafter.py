@@ -40,7 +40,7 @@ class Drafter(KVLayers):
     @property
     def reads_outputs(self) -> bool:
         """Return whether it takes outputs of the model's layers, not tokens alone."""
-        return self._model.reads_next
+        return self._model.reads_outputs
 
     def keep(self, outputs: dict[int, Rows], layer: int, rows: Rows) -> None:
         """Keep the ``rows`` that a layer of the model has given on among ``outputs``, if they are read."""
@@ -64,7 +64,7 @@ class Drafter(KVLayers):
             return attend(layer, projected.query)
 
         at = rows.positions.device
-        ids = upload(rows.following if self._model.reads_next else rows.token_ids, at.device)
+        ids = upload(rows.following if self._model.reads_outputs else rows.token_ids, at.device)
         outputs = {layer: (one.states, one.residual) for layer, one in rows.outputs.items()}
         with self.attending(range(self.num_layers), attention):
             try:

@@ -26,7 +26,7 @@ from blendrag.engine.forward.ranks import ALONE, Ranks, SeveralRanks
 from blendrag.engine.wire import start_error
 from blendrag.engine.worker.connector import BlendConnector, StatesConnector
 from blendrag.engine.worker.data_plane import DataPlane, Plane, StatePlane
-from blendrag.engine.worker.selfcheck import not_apart, unfit_reason, with_drafts
+from blendrag.engine.worker.selfcheck import join_drafts, not_apart, unfit_reason
 from blendrag.errors import BlendragError
 from blendrag.models import weights_digest
 
@@ -87,7 +87,7 @@ class BlendWorker:
         facts["reason"] = next(filter(None, ranks.everyone(unfit_reason(decoder, cache, ranks))), None)
         if facts["reason"]:
             return facts
-        drafts, cache = with_drafts(decoder, cache, ranks)
+        drafts, cache = join_drafts(decoder, cache, ranks)
         connector = own_connector(BlendConnector)
         assert connector is not None, "whoever has the engine started gave it our connector"
         extra = connector.options

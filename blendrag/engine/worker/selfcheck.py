@@ -64,7 +64,7 @@ def unfit_reason(decoder: Decoder, cache: PagedCache, ranks: Ranks = ALONE) -> s
     return None
 
 
-def with_drafts(
+def join_drafts(
     decoder: Decoder, cache: PagedCache, ranks: Ranks = ALONE
 ) -> tuple[Drafter | None, PagedCache]:
     """Return the layers of the model that drafts, and the cache with them behind the model's own; None, and
@@ -76,7 +76,7 @@ def with_drafts(
             return None, cache
         drafts = Drafter(model, decoder.vllm_config)
         whole = PagedCache([*decoder.attentions, *drafts.attentions], cache.runner, cache.groups)
-        with ranks.together(*_OF_STRUCTURE):
+        with ranks.together(*_OF_STRUCTURE, RuntimeError):  # as torch raises for other shapes
             exhaust(ChunkPrefill(decoder, whole, (), drafts).run([ChunkTokens("", tuple(_PROBE))]))
             drafts.unrotates  # noqa: B018  (learnt here, where an error ends nothing)
         if whole.readable == cache.readable:

@@ -19,7 +19,7 @@ from blendrag.engine.compat.model import attention_metadata, layer_context, name
 from blendrag.engine.forward.prompt_forward import LoadedModel
 from blendrag.engine.forward.slices import exhaust
 from blendrag.engine.ingest.chunk_prefill import ChunkPrefill, ChunkTokens
-from blendrag.engine.worker.selfcheck import with_drafts
+from blendrag.engine.worker.selfcheck import join_drafts
 from blendrag.options import BlendOptions
 from blendrag.store.record import NO_DRAFTS, DraftLayers
 from chunked_prompt import BLOCK_IDS, NEXT_ID, ChunkedPrompt
@@ -206,8 +206,8 @@ def test_model_of_other_tokens_or_a_shorter_window_is_left_to_vllm(
     ):
         was = getattr(config, name)
         setattr(config, name, value)
-        assert with_drafts(model.decoder, model.cache) == (None, model.cache)
+        assert join_drafts(model.decoder, model.cache) == (None, model.cache)
         assert reason in caplog.messages[-1]
         setattr(config, name, was)
     config.draft_model_config.max_model_len -= 1
-    assert with_drafts(model.decoder, model.cache)[0] is None and "window" in caplog.messages[-1]
+    assert join_drafts(model.decoder, model.cache)[0] is None and "window" in caplog.messages[-1]
