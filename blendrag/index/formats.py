@@ -40,7 +40,7 @@ def read_escaped(data: bytes) -> Content:
     return Content(_ESCAPED.sub(_sign, decode(data)))
 
 
-_ESCAPED = re.compile(r"\\[\\/]|\\u[Dd][89ABab]..\\u[0-9A-Fa-f]{4}|\\u[0-9A-Fa-f]{4}")
+_ESCAPED = re.compile(r"\\[\\/]|\\u[Dd][89ABab][0-9A-Fa-f]{2}\\u[0-9A-Fa-f]{4}|\\u[0-9A-Fa-f]{4}")
 _MEANS_MORE = re.compile('[\0-\x1f"\\\\\x7f-\x9f\ufffd]')  # in JSON; the last is half of a letter
 
 
@@ -71,8 +71,10 @@ def read_pdf(data: bytes) -> Content:
     document = PdfReader(io.BytesIO(data))
     if document.is_encrypted and not document.decrypt(""):
         raise Unusable("encrypted PDF")
-    texts = [_PARTED.sub("", page.extract_text()).translate(_LETTERS).strip() for page in document.pages]
-    texts = _rejoined(texts)
+    texts = [page.extract_text() for page in document.pages]
+    if not any(map(_HYPHEN.search, texts)):
+        texts = [_PARTED.sub("", text) for text in texts]
+    texts = _rejoined([text.translate(_LETTERS).strip() for text in texts])
     fields = "\n".join(_fields(document))
     if not fields and not any(texts):
         raise Unusable("PDF without text (a scan has to go through OCR first)")
@@ -83,17 +85,21 @@ def read_pdf(data: bytes) -> Content:
 
 
 def _rejoined(texts: list[str]) -> list[str]:
-    """Return texts with each word whole that a line's end parts, if it stands whole elsewhere in them."""
-    whole = set(re.findall(_WORD, "\n".join(texts).casefold()))
+    """Return texts with each word whole that a line's end parts, if it stands whole elsewhere in them, and
+    nowhere with a hyphen."""
+    every = "\n".join(texts).casefold()
+    whole, hyphenated = set(_WORD.findall(every)), set(_HYPHENATED.findall(every))
 
     def rejoin(parts: re.Match[str]) -> str:
-        word = parts[1] + parts[2]
-        return word if word.casefold() in whole else parts[0]
+        word, parted = (sign.join(parts.groups()).casefold() for sign in ("", "-"))
+        return "".join(parts.groups()) if word in whole and parted not in hyphenated else parts[0]
 
-    return [re.sub(rf"(?<!{_WORD[:-1]})({_WORD})-\n({_WORD})", rejoin, text) for text in texts]
+    return [_AT_AN_END.sub(rejoin, text) for text in texts]
 
 
-_WORD = r"[^\W\d_]+"
+_WORD = re.compile(r"[^\W\d_]+")
+_HYPHENATED = re.compile(r"[^\W\d_]+-[^\W\d_]+")
+_AT_AN_END = re.compile(r"(?<![^\W\d_])([^\W\d_]{2,})-\s*\n([^\W\d_]{2,})")  # typesetters leave two letters
 
 
 def _beside(page: PageObject, text: str) -> Iterator[str]:
@@ -121,10 +127,12 @@ def _fields(document: PdfReader) -> Iterator[str]:
             value = field.get("/V")
             if field.get("/FT") in ("/Tx", "/Ch", "/Btn") and value not in (None, "", "/Off"):
                 said = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-                yield f"{field.get('/TU') or field.get('/T', name)}: {said.removeprefix('/')}"
+                said = said.removeprefix("/") if field["/FT"] == "/Btn" else said
+                yield f"{field.get('/TU') or field.get('/T', name)}: {said}"
 
 
-_PARTED = re.compile("\u00ad\\s*\n")  # a word; within lines, some fonts have this sign for a hyphen
+_PARTED = re.compile("\u00ad\\s*\n")  # a word
+_HYPHEN = re.compile("\u00ad(?!\\s*\n)")  # as some fonts write it, at lines' ends, too
 _LETTERS = {0: None, 0xAD: "-"} | {
     place: unicodedata.normalize("NFKC", chr(place)) for place in range(0xFB00, 0xFB07)
 }

@@ -126,8 +126,13 @@ _SEEN = {0xA0: " ", 0xAD: None, 0x200B: None}  # a blank, and where a word may b
 _UNSEEN_SIGNS = re.compile("[\u00a0\u00ad\u200b]")
 _LONGEST_DATA_URL = 100
 # Formulas a second time, as KaTeX and MediaWiki draw them for the eye.
-_DRAWN_AGAIN = ".katex-mathml + .katex-html, .mwe-math-mathml-a11y + img, annotation-xml[encoding^='MathML']"
-_DRAWN_BEFORE = "[class^=MathJax]:has(+ script[type^='math/'], + [class^=MathJax] + script[type^='math/'])"
+_DRAWN_AGAIN = (
+    ".katex-mathml + .katex-html, .mwe-math-mathml-a11y + img, annotation-xml[encoding^='MathML'],"
+    "[class^=MathJax] + script[type^='math/mml']"
+)
+_DRAWN_BEFORE = (
+    "[class^=MathJax]:has(+ script[type^='math/tex'], + [class^=MathJax] + script[type^='math/tex'])"
+)
 _TEX = "math annotation[encoding='application/x-tex']"
 # No character of any text. It stands around code in a line, which would become HTML beside another backtick.
 _APART = "\ufdd0"
@@ -220,8 +225,10 @@ def _write_signs(page: Document) -> None:
                 root.insert(0, part)
         root.insert(0, Text("√"))
     for fenced in page.select("mfenced"):
-        fenced.insert(0, Text(fenced.attr("open") or "("))
-        fenced.append(Text(fenced.attr("close") or ")"))
+        signs = (fenced.attr("open"), fenced.attr("close"))
+        opened, closed = (own if said is None else said for said, own in zip(signs, "()", strict=True))
+        fenced.insert(0, Text(opened))
+        fenced.append(Text(closed))
     for name, signs in _PARTS.items():
         for formula in page.select(name):
             parts = [part for part in formula.children if isinstance(part, Element)]

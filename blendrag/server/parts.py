@@ -58,10 +58,12 @@ def text_of(part: Any, depth: int = _DEPTH) -> str:
         return text
     if (text := text_of_url(part.get("file_data"))) is not None:
         return text
-    within = part.get("content") or part.get("output") or part.get("file")
-    if isinstance(source := part.get("source") or part.get("document"), dict):
-        within = source.get("content" if source.get("type") == "content" else "data")
-        within = None if source.get("type") == "base64" else within
+    file, document, source = part.get("file"), part.get("document"), part.get("source")
+    within = part.get("content") or part.get("output") or (file if isinstance(file, dict) else None)
+    if isinstance(source, dict):  # the data of others are bytes
+        within = source.get("data" if source.get("type") == "text" else "content")
+    elif isinstance(document, dict):
+        within = document.get("text") or document.get("data") or document.get("content")
     return text_of(within, depth - 1)
 
 

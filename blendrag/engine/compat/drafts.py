@@ -11,7 +11,14 @@ import torch
 
 from blendrag.engine.compat.groups import LayerGroup
 from blendrag.engine.compat.layer_kv import layer_kv, stored_shape
-from blendrag.engine.compat.model import all_layers, cache_of, layer_context, shares_kv, text_model
+from blendrag.engine.compat.model import (
+    all_layers,
+    cache_of,
+    is_of_transformers,
+    layer_context,
+    shares_kv,
+    text_model,
+)
 from blendrag.engine.compat.unsupported import unsupported_layer
 from blendrag.errors import ModelNotSupportedError
 from blendrag.models import weights_digest
@@ -132,6 +139,10 @@ def _unlike(
     draft = speculative.draft_model_config
     if speculative.method not in _METHODS or speculative.parallel_drafting:
         return f"how {speculative.method} drafts is not known"
+    if speculative.method != "draft_model" and is_of_transformers(runner.get_model()):
+        return "the model's layers are those of transformers"
+    if hasattr(runner.get_model(), "get_mtp_target_hidden_states"):
+        return "it reads other states than the model gives"
     if speculative.use_heterogeneous_vocab:
         return "its tokens are others than the model's"
     if hasattr(runner, "speculator") and speculative.use_multi_module_mtp():

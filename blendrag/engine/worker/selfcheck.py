@@ -27,6 +27,7 @@ from blendrag.engine.forward.paged import PagedCache
 from blendrag.engine.forward.ranks import ALONE, Ranks
 from blendrag.engine.forward.slices import exhaust
 from blendrag.engine.ingest.chunk_prefill import ChunkPrefill, ChunkTokens, prefill_chunks
+from blendrag.errors import ModelNotSupportedError
 
 _log = logging.getLogger(__name__)
 
@@ -70,21 +71,26 @@ def join_drafts(
     """Return the layers of the model that drafts, and the cache with them behind the model's own; None, and
     the cache, if there are none that can be run apart, which is logged: drafts are only accepted more seldom.
     """
+    drafts, whole, problem = None, cache, None
     try:
-        model = DraftingModel.of(cache.runner, cache.groups, decoder.attentions)
-        if model is None:
-            return None, cache
-        drafts = Drafter(model, decoder.vllm_config)
-        whole = PagedCache([*decoder.attentions, *drafts.attentions], cache.runner, cache.groups)
-        with ranks.together(*_OF_STRUCTURE, RuntimeError):  # as torch raises for other shapes
-            exhaust(ChunkPrefill(decoder, whole, (), drafts).run([ChunkTokens("", tuple(_PROBE))]))
-            drafts.unrotates  # noqa: B018  (learnt here, where an error ends nothing)
-        if whole.readable == cache.readable:
-            return drafts, whole
-        problem: object = "its KV cannot be read back"
+        if (model := DraftingModel.of(cache.runner, cache.groups, decoder.attentions)) is not None:
+            drafts = Drafter(model, decoder.vllm_config)
+            whole = PagedCache([*decoder.attentions, *drafts.attentions], cache.runner, cache.groups)
     except Exception as error:  # whatever an unknown structure may do
-        problem = error
-    _log.warning("the KV of the model that drafts is not stored with chunks: %s", problem)
+        drafts, problem = None, error
+    if ranks.all(drafts is not None):
+        try:
+            with ranks.together(*_OF_STRUCTURE, RuntimeError):  # as torch raises for other shapes
+                exhaust(ChunkPrefill(decoder, whole, (), drafts).run([ChunkTokens("", tuple(_PROBE))]))
+            assert drafts is not None
+            _ = drafts.unrotates  # learnt here, where an error ends nothing
+            if whole.readable == cache.readable:
+                return drafts, whole
+            problem = ModelNotSupportedError("its KV cannot be read back")
+        except Exception as error:
+            problem = error
+    if problem is not None:
+        _log.warning("the KV of the model that drafts is not stored with chunks: %s", problem)
     return None, cache
 
 

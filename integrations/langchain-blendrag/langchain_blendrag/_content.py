@@ -60,8 +60,12 @@ def _read(value: Any, left_out: Counter[str], streamed: bool) -> str | None:
         return _joined(value, left_out, streamed)
     if not isinstance(value, Mapping):
         return None
-    if "base64" in (value.get("type"), value.get("source_type"), *value) or "file_data" in value:
+    if "base64" in (value.get("type"), value.get("source_type")):
         return _decoded(value)
+    if any(isinstance(value.get(name), str) for name in ("base64", "file_data")) and (
+        text := _decoded(value)
+    ):
+        return text
     is_image = kind_of(value).startswith("image")
     empty: str | None = None
     for name in _WITHIN:

@@ -61,9 +61,13 @@ def _unwrapped(schema: Any) -> Any:
     return schema
 
 
+_TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")  # of JSON schemas
+_OF_SCHEMAS = {"$defs", "$ref", "allOf", "anyOf", "enum", "oneOf", "properties"}
+
+
 def answer_format(wanted: Any) -> Any:
-    """Return the ``response_format`` that a class or a schema stands for; one of OpenAI's as it is."""
-    if isinstance(wanted, dict) and wanted.get("type") in ("grammar", "json_object", "json_schema", "text"):
+    """Return the ``response_format`` that a class or a JSON schema stands for; any other as it is."""
+    if isinstance(wanted, dict) and wanted.get("type") not in _TYPES and _OF_SCHEMAS.isdisjoint(wanted):
         return wanted
     schema = _json_schema(wanted)
     return {"type": "json_schema", "json_schema": {"name": schema.get("title", "answer"), "schema": schema}}

@@ -51,6 +51,10 @@ def test_letters_that_are_written_as_numbers_are_found(suffix: str) -> None:
     assert json.loads(text) == json.loads(data)
 
 
+def test_half_a_letter_is_left_as_it_is() -> None:
+    assert content(rb'"\ud8zz\u0041"', ".json").text == r'"\ud8zzA"'
+
+
 @pytest.mark.parametrize("suffix", [".json", ".jsonl"])
 def test_signs_that_json_writes_in_other_ways_are_found(suffix: str) -> None:
     data = rb'{"at": "https:\/\/a.test\/b", "who": "AT\u0026T\u0027s \u003cb\u003e", "rest": "\\/ \u0022"}'
@@ -239,16 +243,23 @@ def test_what_was_written_on_a_page_and_where_its_links_lead_is_kept() -> None:
     assert content(file.getvalue(), ".pdf").text == written
 
 
-def test_word_of_a_pdf_that_a_line_parts_is_whole_again() -> None:
-    below = ") Tj 0 -14 Td ("
-    lines = below.join((r"the docu\255", r"ment, well\255known, inter-", "national: well-", "aware"))
-    parted, known = (
-        pdf(text, encoding="WinAnsiEncoding") for text in (lines, f"International{below}{lines}")
-    )
-    assert content(parted, ".pdf").text == "the document, well-known, inter-\nnational: well-\naware"
-    assert content(known, ".pdf").text == (
-        "International\nthe document, well-known, international: well-\naware"
-    )
+@pytest.mark.parametrize(
+    ("lines", "text"),
+    [
+        (("the docu\\255", "ment, inter-", "national"), "the document, inter-\nnational"),
+        (("International: inter-", "national"), "International: international"),
+        (("well\\255known, docu\\255", "ment, docu"), "well-known, docu-\nment, docu"),  # a font's hyphen
+        (("well\\255known, docu\\255", "ment, document"), "well-known, document, document"),
+        (("co-", "op, a coop, the co-op"), "co-\nop, a coop, the co-op"),
+        (("an E-", "Mail, or Email"), "an E-\nMail, or Email"),
+    ],
+    ids=lambda lines: lines[0] if isinstance(lines, tuple) else "",
+)
+def test_word_of_a_pdf_that_a_line_parts_is_whole_again_if_that_is_sure(
+    lines: tuple[str, ...], text: str
+) -> None:
+    made = pdf(") Tj 0 -14 Td (".join(lines), encoding="WinAnsiEncoding")
+    assert content(made, ".pdf").text == text
 
 
 def test_pdf_with_a_password_is_refused() -> None:

@@ -187,6 +187,8 @@ def test_xhtml_is_read() -> None:
         ("<p><math><msqrt><mi>a</mi></msqrt><mroot><mi>x</mi><mn>3</mn></mroot>", "√( a )√[ 3 ]( x )"),
         ("<m:math><m:msup><m:mi>x</m:mi><m:mn>2</m:mn></m:msup></m:math>", "x ^ 2"),
         ("<p><math><mi>f</mi><mfenced><mi>x</mi></mfenced>", "f ( x )"),
+        ("<math><mfenced open='{' close=''><mi>x</mi></mfenced>", "{ x"),
+        ("<p><b class=MathJax>2</b><script type='math/mml'><math><mi>x</mi></math></script>", "2"),
         ("<math><munderover><mo>∑</mo><mi>i</mi><mi>n</mi></munderover>", "∑ _ i ^ n"),
         (f"<p>So <i class=katex-mathml>{TWICE}</i><i class=katex-html>x2</i> holds", "So x^2 holds"),
         (f"<p>So <i class=mwe-math-mathml-a11y>{TWICE}</i><img src=x.svg alt='x^2'>.", "So x^2 ."),
