@@ -225,10 +225,9 @@ def _write_signs(page: Document) -> None:
                 root.insert(0, part)
         root.insert(0, Text("√"))
     for fenced in page.select("mfenced"):
-        signs = (fenced.attr("open"), fenced.attr("close"))
-        opened, closed = (own if said is None else said for said, own in zip(signs, "()", strict=True))
-        fenced.insert(0, Text(opened))
-        fenced.append(Text(closed))
+        opened, closed = fenced.attr("open"), fenced.attr("close")
+        fenced.insert(0, Text("(" if opened is None else opened))
+        fenced.append(Text(")" if closed is None else closed))
     for name, signs in _PARTS.items():
         for formula in page.select(name):
             parts = [part for part in formula.children if isinstance(part, Element)]

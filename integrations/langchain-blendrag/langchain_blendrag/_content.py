@@ -62,9 +62,8 @@ def _read(value: Any, left_out: Counter[str], streamed: bool) -> str | None:
         return None
     if "base64" in (value.get("type"), value.get("source_type")):
         return _decoded(value)
-    if any(isinstance(value.get(name), str) for name in ("base64", "file_data")) and (
-        text := _decoded(value)
-    ):
+    held = any(isinstance(value.get(name), str) for name in ("base64", "file_data"))
+    if held and (text := _decoded(value)) is not None:
         return text
     is_image = kind_of(value).startswith("image")
     empty: str | None = None
