@@ -87,25 +87,18 @@ def _read_docx(archive: zipfile.ZipFile) -> Content:
     """Read headings, lists, tables, links, boxes, formulas, notes, comments and pictures' descriptions."""
     import mammoth
 
-    from blendrag.index.word import for_mammoth, numbered
+    from blendrag.index.word import CODE_STYLES, for_mammoth, numbered
 
     parts = (member for member in archive.infolist() if member.filename.endswith(".xml"))
     if sum(archive.read(part).count(b"<") for part in parts) > _MAX_TAGS:
         raise Unusable(f"Word document of more than {_MAX_TAGS:,} tags")
-    codes = (f"p[style-name='{name}'] => pre:separator('\\n')" for name in _CODE_STYLES)
+    codes = (f"p[style-name='{name}'] => pre:separator('\\n')" for name in CODE_STYLES)
     styles = "\n".join(("p[style-name='Title'] => h1:fresh", "comment-reference => sup", *codes))
     pictures = mammoth.images.img_element(lambda picture: {"src": ""})
     page = mammoth.convert_to_html(
-        for_mammoth(archive),
-        style_map=styles,
-        include_embedded_style_map=False,
-        convert_image=pictures,
-        ignore_empty_paragraphs=False,
+        for_mammoth(archive), style_map=styles, include_embedded_style_map=False, convert_image=pictures
     )
     return markdown(numbered(page.value))
-
-
-_CODE_STYLES = ("Code", "HTML Preformatted", "Preformatted Text", "Source Code")
 
 
 def _read_pptx(archive: zipfile.ZipFile) -> Content:
@@ -216,7 +209,7 @@ def _graphic(shape: Any) -> Iterator[str]:
     from lxml.etree import XMLSyntaxError
     from pptx.exc import InvalidXmlError
 
-    with contextlib.suppress(KeyError, ValueError, XMLSyntaxError, InvalidXmlError):
+    with contextlib.suppress(AttributeError, KeyError, ValueError, XMLSyntaxError, InvalidXmlError):
         if getattr(shape, "has_chart", False):
             yield from _chart(shape.chart._chartSpace)
         elif about := _select(shape._element, "string(.//*[local-name()='relIds']/@r:dm)"):
@@ -235,10 +228,12 @@ def _chart(tree: Any) -> Iterator[str]:
             named = " or ".join(f"local-name()='{kind}'" for kind in kinds)
             said: dict[str, list[str]] = {}
             for point in _select(series, f"*[{named}]//*[local-name()='pt']"):
-                said.setdefault(point.get("idx", ""), []).insert(0, _select(point, "string(*)"))
+                said.setdefault(point.get("idx", ""), []).append(_select(point, "string(*)"))
             for place, texts in said.items():
-                rows.setdefault(place, {})[column] = " ".join(texts)
-    if rows:
+                rows.setdefault(place, {})[column] = " ".join(reversed(texts))
+    if len(head) * len(rows) > 100 * (len(head) + sum(map(len, rows.values()))):
+        yield "\n\n".join(map(" | ".join, (head[1:], *(row.values() for row in rows.values()))))
+    elif rows:
         yield _table([head, *([row.get(place, "") for place in range(len(head))] for row in rows.values())])
 
 
@@ -361,22 +356,22 @@ def _value(cell: Any) -> str:
         case datetime() as value if value.time() == datetime.min.time():
             return str(value.date())
         case timedelta() as value:
-            minutes, seconds = divmod(round(value.total_seconds()), 60)
-            return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
+            seconds, thousandths = divmod(round(abs(value.total_seconds()) * 1000), 1000)
+            whole = f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+            return f"{'-' * (value < timedelta())}{whole}" + f".{thousandths:03}".rstrip("0.")
         case int() | float() as value:
-            return _shown(value, cell.number_format[:_LONGEST_FORMAT])
+            format = ""
+            with contextlib.suppress(IndexError):  # a style or format that the file lacks
+                format = cell.number_format[:_LONGEST_FORMAT]
+            return _shown(value, format)
         case list(parts):  # with runs of their own fonts
-            return _CODED.sub(_decoded, "".join(map(_raised, parts)))
+            return _CODED.sub(" ", "".join(map(_raised, parts)))
         case value:
-            return _CODED.sub(_decoded, str(value))
+            return _CODED.sub(" ", str(value))
 
 
 _LONGEST_FORMAT = 255  # that Excel takes
-_CODED = re.compile(r"_x([0-9A-Fa-f]{4})_")  # a sign that XML has not, or not in a value
-
-
-def _decoded(found: re.Match[str]) -> str:
-    return chr(int(found[1], 16))
+_CODED = re.compile(r"_x00[01][0-9A-Fa-f]_")  # a sign that XML has not, or not in a value
 
 
 def _raised(run: Any) -> str:
@@ -403,7 +398,8 @@ class _Shown(NamedTuple):
 
 # Text in quotes, a sign, a currency; what shows nothing; digits; anything else.
 _OF_FORMATS = re.compile(
-    r'"([^"]*)"|\\(.)|\[\$([^\]-]*+)[^\]]*+\]|(\[[^\]]*\]|[_*].)|(General|[0#?][0#?.,]*(?:E[+-]0+)?)|(.)',
+    r'"([^"]*)"|\\(.)|\[\$([^\]-]*+)[^\]]*+\]|(\[[^\]]*\]|[_*].)'
+    r"|(General|[.,]*[0#?][0#?.,]*(?:E[+-]0+)?)|(.)",
     re.S,
 )
 
@@ -415,8 +411,8 @@ def _parts_of(format: str) -> list[_Shown]:
     sections: list[_Shown] = []
     for quoted, sign, currency, _, places, other in [*_OF_FORMATS.findall(format), ("",) * 5 + (";",)]:
         if other == ";":
-            before, behind = (text.strip("()+-") for text in texts)
-            scale /= 1000.0 ** (len(digits) - len(digits.rstrip(",")))
+            before, behind = (text.strip("()+-" if sections else "") for text in texts)
+            scale /= 1000.0 ** len(re.findall(r",(?=,*(?:\.|$))", digits))
             zeros = len(digits) if digits.strip("0") == "" else 0
             sections.append(_Shown(before, behind, scale, zeros) if digits and known else _Shown())
             texts, digits, known, scale = ["", ""], "", True, 1.0
@@ -426,7 +422,7 @@ def _parts_of(format: str) -> list[_Shown]:
             scale *= 100 if other == "%" else 1
             texts[bool(digits)] += quoted or sign or currency or other
             known = known and not (other.isalpha() or other == "@")
-    return sections
+    return [_Shown()] if re.search(r"\[[<>=]", format) else sections  # which it is, a condition says
 
 
 def _table(rows: list[list[str]]) -> str:

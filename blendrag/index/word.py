@@ -41,6 +41,7 @@ _ITEM = re.compile(rf"<li>((?:<(?!/?li\b)[^<>]*>)*){_NUMBER}(\d+){_NUMBER}")
 _COUNTED = re.compile(r"(\d{1,9})[.)]?")
 _HEADING = re.compile(r"heading [1-6]|title", re.IGNORECASE)
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
+CODE_STYLES = ("code", "html preformatted", "preformatted text", "source code")
 _ROMAN = {1000: "m", 900: "cm", 500: "d", 400: "cd", 100: "c", 90: "xc", 50: "l", 40: "xl", 10: "x", 9: "ix",
           5: "v", 4: "iv", 1: "i"}  # fmt: skip
 
@@ -55,11 +56,17 @@ def for_mammoth(archive: zipfile.ZipFile) -> io.BytesIO:
     numbers = _Numbers(trees.values())
     for name, root in trees.items():
         if _local(root) in _READ:
+            _leave_lists(root)
             _read_whole(root)
             _join_capitals(root)
             _cut(root, parts.get(f"word/_rels/{name.removeprefix('word/')}.rels", b""))
+            in_table = _in_tables(root)
             for paragraph in root.iter(f"{_W}p") if _local(root) == "document" else ():
                 numbers.write(paragraph)
+                if (code := numbers.style_of_code(paragraph)) is not None and paragraph in in_table:
+                    code.attrib.clear()
+                elif code is not None and not any(part.text for part in paragraph.iter(f"{_W}t")):
+                    paragraph.append(_run(_NUMBER))  # an empty line, which mammoth would pass over
             parts[name] = ElementTree.tostring(root, "utf-8")
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as written:
@@ -71,7 +78,7 @@ def for_mammoth(archive: zipfile.ZipFile) -> io.BytesIO:
 def numbered(page: str) -> str:
     """Return mammoth's HTML with the numbers of a list's items where HTML has them."""
     page = _ITEM.sub(r'<li value="\2">\1', page)
-    return re.sub(rf"{_NUMBER}(\d+){_NUMBER}", r"\1. ", page)
+    return re.sub(rf"{_NUMBER}(\d+){_NUMBER}", r"\1. ", page).replace(_NUMBER, "")
 
 
 def _local(element: Element) -> str:
@@ -135,7 +142,8 @@ def _in_place_of(element: Element, around: str) -> list[Element]:
 
 def _description(element: Element) -> str:
     """Return what is said of a chart, a diagram or an old picture; mammoth reads it of other pictures."""
-    name, kinds = _local(element), {_local(part) for part in element.iter()}
+    name = _local(element)
+    kinds = {_local(part) for part in element.iter()} if name in ("shape", "drawing") else set()
     if name == "shape" and "imagedata" in kinds:
         said = [element.get("alt", "")]
     elif name == "drawing" and "blip" not in kinds:
@@ -156,6 +164,19 @@ def _said(element: Element) -> str:
     return ""
 
 
+def _leave_lists(root: Element) -> None:
+    """Leave out the lists of choices that show beside them what is chosen."""
+    field = None
+    for element in root.iter():
+        if kind := element.get(f"{_W}fldCharType"):
+            field = element if kind == "begin" else field if kind == "separate" else None
+        elif (
+            element.tag == f"{_W}t" and field is not None and field.find(f"{_W}ffData/{_W}ddList") is not None
+        ):
+            field.clear()
+            field.set(f"{_W}fldCharType", "begin")
+
+
 def _join_capitals(root: Element) -> None:
     """Put capitals that are let into paragraphs where these go on: each is a paragraph of its own."""
     for around in root.iter():
@@ -172,6 +193,15 @@ def _join_capitals(root: Element) -> None:
 def _is_let_in(paragraph: Element) -> bool:
     framed = paragraph.find(f"{_W}pPr/{_W}framePr") if paragraph.tag == f"{_W}p" else None
     return framed is not None and framed.get(f"{_W}dropCap") in ("drop", "margin")
+
+
+def _in_tables(root: Element) -> set[Element]:
+    """Return the paragraphs in tables of several cells: such a table has no place for lines of code."""
+    found = set[Element]()
+    for table in root.iter(f"{_W}tbl"):
+        if table not in found and len(list(table.iter(f"{_W}tc"))) > 1:
+            found.update(table.iter(f"{_W}tbl"), table.iter(f"{_W}p"))
+    return found
 
 
 def _has_text(element: Element) -> bool:
@@ -283,6 +313,12 @@ class _Numbers:
         if label:
             written = f"{_NUMBER}{counted[1]}{_NUMBER}" if counted and not heading else f"{label} "
             paragraph.insert(list(paragraph).index(properties) + 1, _run(written))
+
+    def style_of_code(self, paragraph: Element) -> Element | None:
+        """Return what gives a paragraph a style of code, if it has one."""
+        given = paragraph.find(f"{_W}pPr/{_W}pStyle")
+        named = None if given is None else self._styles.get(given.get(_VAL, ""))
+        return given if named is not None and _value(named, "name").lower() in CODE_STYLES else None
 
     def _of(self, paragraph: Element, style: str) -> tuple[str, int]:
         """Return the numbered list of a paragraph, its own or its style's, and the level there."""

@@ -8,6 +8,9 @@ import struct
 import sys
 import zipfile
 from contextlib import suppress
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -119,6 +122,19 @@ def test_presentation_keeps_what_charts_and_diagrams_show() -> None:
     shown = parts[name].decode().replace('/chart">', '/diagram">', 1)  # type: ignore[union-attr]
     parts[name] = re.sub("<c:chart (.*?)r:id=", r"<c:relIds \1r:dm=", shown, count=1)
     assert read_archive(archive(parts)).text.startswith("close\nvalve\ndrain\n\n")
+    unlike_charts = renamed(archive(parts), (b"drawingml.chart+", b"drawingml.other+"))
+    assert read_archive(unlike_charts).text == "close\nvalve\ndrain"
+
+
+def test_chart_of_many_series_that_share_no_place_stays_small() -> None:
+    from lxml.etree import fromstring
+
+    series = "".join(
+        f'<ser><tx><v>s{place}.</v></tx><val><pt idx="{place}"><v>{place}</v></pt></val></ser>'
+        for place in range(1_000)
+    )
+    text = "".join(office._chart(fromstring(f"<chart>{series}</chart>")))
+    assert all(f"s{place}." in text for place in range(1_000)) and len(text) < 20_000
 
 
 def test_numbers_of_a_slides_list_begin_anew_with_another_kind_or_first_number() -> None:
@@ -216,14 +232,57 @@ def test_workbook_keeps_the_signs_that_its_numbers_are_shown_with() -> None:
             "000-0000": (5551234, "5551234"),
             "[h]:mm": (1.5, "36:00:00"),
             "d mmm yyyy": (45000, "2023-03-15"),
+            "[m]:ss.00": (83.45 / 86_400, "0:01:23.45"),
+            '[>=1000000]0.0,,"M";[>=1000]0.0,"K";0': (5, "5"),
+            '[=1]0" day";0" days"': (3, "3"),
+            '"INV-"00000': (123, "INV-00123"),
+            '0.0" (est.)"': (3.5, "3.5 (est.)"),
+            ".000": (0.312, "0.312"),
+            "$.00": (0.5, "$0.5"),
+            "+0.0%;-0.0%": (0.1, "+10%"),
+            "(0)": (3, "(3)"),
+            '0"-"': (4, "4-"),
+            '#,##0,.0"K"': (1500, "1.5K"),
+            "#,##0,,": (1_500_000, "1.5"),
         }
         for row, (format, (value, _)) in enumerate(shown.items()):
             sheet.write_number(row, 0, value, book.add_format({"num_format": format}))
         raised = book.add_format({"font_script": 1})
         sheet.write_rich_string(len(shown), 0, "10", raised, "3", " kg")
         sheet.write_string(len(shown) + 1, 0, "two\r\nlines")
+        sheet.write_string(len(shown) + 2, 0, "Due_x0020_Date")
     rows = [line.strip("| ") for line in read_archive(file.getvalue()).text.split("\n")[2:]]
-    assert rows[:1] + rows[2:] == [*(text for _, text in shown.values()), "10^3 kg", "two lines"]
+    texts = [text for _, text in shown.values()]
+    assert rows[:1] + rows[2:] == [*texts, "10^3 kg", "two lines", "Due_x0020_Date"]
+
+
+@pytest.mark.parametrize(
+    ("span", "text"),
+    [
+        (timedelta(hours=-1, minutes=-30), "-1:30:00"),
+        (timedelta(days=1, milliseconds=50), "24:00:00.05"),
+        (timedelta(seconds=59, microseconds=999_900), "0:01:00"),
+    ],
+)
+def test_workbook_keeps_signs_and_fractions_of_spans_of_time(span: timedelta, text: str) -> None:
+    assert office._value(SimpleNamespace(value=span)) == text
+
+
+@pytest.mark.parametrize(
+    "lost", [b'<numFmts count="1"><numFmt numFmtId="164" formatCode="0.0 t"/></numFmts>', b""]
+)
+def test_workbook_without_the_styles_that_its_cells_name_keeps_their_numbers(lost: bytes) -> None:
+    from openpyxl import Workbook
+
+    book = Workbook()
+    cell: Any = book.active["A1"]
+    cell.value, cell.number_format = 40, "0.0 t"
+    file = io.BytesIO()
+    book.save(file)
+    names = ((lost, b""),) if lost else ((b's="1"', b's="99"'),)
+    broken = renamed(file.getvalue(), *names)
+    assert broken != renamed(file.getvalue())
+    assert read_archive(broken).text == "# Sheet\n\n| 40 |\n| --- |"
 
 
 @pytest.mark.parametrize(

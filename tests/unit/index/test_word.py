@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from xml.etree import ElementTree
+
 import pytest
 
+from blendrag.index import word
 from blendrag.index.office import read_archive
 from office_files import FORMS, MATH, M, W, docx, paragraph
 
@@ -29,6 +32,7 @@ SHAPE = (
 )
 V = "xmlns:v='urn:schemas-microsoft-com:vml'"
 OLD_SHAPE = f"<w:pict><v:oval {V}><v:textbox>{BOX}</v:textbox></v:oval></w:pict>"
+END = "<w:r><w:fldChar w:fldCharType='end'/></w:r>"
 CHOICE = f'<mc:Choice Requires="wps">{SHAPE}</mc:Choice>'
 
 
@@ -86,8 +90,9 @@ def test_what_stands_beside_letters_in_word_is_kept_where_it_reads() -> None:
     listed = "<w:result w:val='1'/><w:listEntry w:val='Red'/><w:listEntry w:val='Blue'/>"
     choice = (
         "<w:r><w:fldChar w:fldCharType='begin'><w:ffData><w:ddList>"
-        f"{listed}</w:ddList></w:ffData></w:fldChar></w:r><w:r><w:fldChar w:fldCharType='end'/></w:r>"
+        f"{listed}</w:ddList></w:ffData></w:fldChar></w:r>{END}"
     )
+    shown_too = f"<w:r><w:fldChar w:fldCharType='separate'/></w:r>{run('Blue')}"
     for written, text in (
         (f"<w:r>{ruby}</w:r>{run('字')}", "漢(かん)字"),
         (f"{run('10')}{raised}", "10^-3"),
@@ -97,9 +102,21 @@ def test_what_stands_beside_letters_in_word_is_kept_where_it_reads() -> None:
         (f"<w:r><w:pict><v:shape {V} alt='crane'><v:imagedata/></v:shape></w:pict></w:r>", "![crane](<>)"),
         (f"<w:r><w:pict><v:shape {V}><v:textpath string='DRAFT'/></v:shape></w:pict></w:r>", "DRAFT"),
         (f"{choice}{run(' rope')}", "Blue rope"),
+        (f"{choice.replace(END, shown_too + END)}{run(' rope')}", "Blue rope"),
         ("<w:r><w:rPr><w:dstrike/></w:rPr><w:t>not</w:t></w:r>", "~~not~~"),
     ):
         assert read_archive(docx(f"<w:p>{written}</w:p>")).text == text
+
+
+def test_elements_without_text_deep_in_one_another_are_each_looked_at_a_few_times(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked_at: list[str] = []
+    local = word._local
+    monkeypatch.setattr(word, "_local", lambda element: looked_at.append(element.tag) or local(element))
+    tree = ElementTree.fromstring("<x>" * 100 + "<y/>" * 1_000 + "</x>" * 100)
+    assert not word._read_whole(tree)
+    assert len(looked_at) < 10_000
 
 
 def test_capital_that_is_let_into_a_paragraph_begins_its_word() -> None:
@@ -114,10 +131,26 @@ def test_code_of_word_keeps_its_lines_and_blanks() -> None:
     def line(text: str) -> str:
         return paragraph(text, "Code").replace("<w:t>", '<w:t xml:space="preserve">')
 
+    def text(body: str) -> str:
+        return read_archive(docx(body, **{"word/styles.xml": f"<w:styles {W}>{style}</w:styles>"})).text
+
     style = '<w:style w:type="paragraph" w:styleId="Code"><w:name w:val="Source Code"/></w:style>'
-    body = paragraph("So:") + line("if x:") + line("    y = *1*") + line("") + line("z")
-    text = read_archive(docx(body, **{"word/styles.xml": f"<w:styles {W}>{style}</w:styles>"})).text
-    assert text == "So:\n\n```\nif x:\n    y = *1*\n\nz\n```"
+    empty = line("").replace('<w:r><w:t xml:space="preserve"></w:t></w:r>', "")
+    lines = line("if x:") + line("    y = *1*") + empty + line("") + line("z")
+    shown = "```\nif x:\n    y = *1*\n\n\nz\n```"
+    assert text(paragraph("So:") + lines) == f"So:\n\n{shown}"
+    assert text(f"<w:tbl><w:tr><w:tc>{lines}</w:tc></w:tr></w:tbl>") == shown
+    row = f"<w:tr><w:tc>{paragraph('Run')}</w:tc><w:tc>{line('z')}</w:tc></w:tr>"
+    assert text(f"<w:tbl>{row * 2}</w:tbl>") == "| Run | z |\n| --- | --- |\n| Run | z |"
+
+
+def test_empty_paragraphs_of_word_change_nothing() -> None:
+    for style in ("Title", "Heading1", ""):
+        one, other = (paragraph(text, style) for text in "ab")
+        empty = f'<w:p><w:pPr><w:pStyle w:val="{style}"/></w:pPr></w:p>'
+        assert read_archive(docx(one + empty + other)) == read_archive(docx(one + other))
+    items = [paragraph(text, number=1) for text in "abc"]
+    assert read_archive(docx("<w:p/>".join(items))).text == "1. a\n2. b\n3. c"
 
 
 def test_formula_of_word_is_a_line_of_text() -> None:
