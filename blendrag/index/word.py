@@ -1,4 +1,4 @@
-"""Documents of Word, made ready for mammoth: what it would pass over is put where it reads, and paragraphs
+"""Documents of Word as text, read by mammoth: what it would pass over is put where it reads, and paragraphs
 get their numbers, which it counts anew behind each interruption, or leaves out."""
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
+
+from blendrag.index.html import markdown
+from blendrag.index.text import Content, Unusable
 
 _WORD = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
 _LEADING = "{http://schemas.openxmlformats.org/officeDocument/2006/relationships}"
@@ -41,12 +44,29 @@ _ITEM = re.compile(rf"<li>((?:<(?!/?li\b)[^<>]*>)*){_NUMBER}(\d+){_NUMBER}")
 _COUNTED = re.compile(r"(\d{1,9})[.)]?")
 _HEADING = re.compile(r"heading [1-6]|title", re.IGNORECASE)
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
-CODE_STYLES = ("code", "html preformatted", "preformatted text", "source code")
+_MAX_TAGS = 1_000_000  # of a document: each costs up to a kilobyte and a tenth of a millisecond
+_CODE_STYLES = ("code", "html preformatted", "preformatted text", "source code")
 _ROMAN = {1000: "m", 900: "cm", 500: "d", 400: "cd", 100: "c", 90: "xc", 50: "l", 40: "xl", 10: "x", 9: "ix",
           5: "v", 4: "iv", 1: "i"}  # fmt: skip
 
 
-def for_mammoth(archive: zipfile.ZipFile) -> io.BytesIO:
+def read_docx(archive: zipfile.ZipFile) -> Content:
+    """Read headings, lists, tables, links, boxes, formulas, notes, comments and pictures' descriptions."""
+    import mammoth
+
+    parts = (member for member in archive.infolist() if member.filename.endswith(".xml"))
+    if sum(archive.read(part).count(b"<") for part in parts) > _MAX_TAGS:
+        raise Unusable(f"Word document of more than {_MAX_TAGS:,} tags")
+    codes = (f"p[style-name='{name}'] => pre:separator('\\n')" for name in _CODE_STYLES)
+    styles = "\n".join(("p[style-name='Title'] => h1:fresh", "comment-reference => sup", *codes))
+    pictures = mammoth.images.img_element(lambda picture: {"src": ""})
+    page = mammoth.convert_to_html(
+        _for_mammoth(archive), style_map=styles, include_embedded_style_map=False, convert_image=pictures
+    )
+    return markdown(_numbered(page.value))
+
+
+def _for_mammoth(archive: zipfile.ZipFile) -> io.BytesIO:
     """Return the document without its pictures, as mammoth reads it whole."""
     parts = {name: archive.read(name) for name in archive.namelist() if name.endswith((".xml", ".rels"))}
     trees: dict[str, Element] = {}
@@ -75,7 +95,7 @@ def for_mammoth(archive: zipfile.ZipFile) -> io.BytesIO:
     return file
 
 
-def numbered(page: str) -> str:
+def _numbered(page: str) -> str:
     """Return mammoth's HTML with the numbers of a list's items where HTML has them."""
     page = _ITEM.sub(r'<li value="\2">\1', page)
     return re.sub(rf"{_NUMBER}(\d+){_NUMBER}", r"\1. ", page).replace(_NUMBER, "")
@@ -318,7 +338,7 @@ class _Numbers:
         """Return what gives a paragraph a style of code, if it has one."""
         given = paragraph.find(f"{_W}pPr/{_W}pStyle")
         named = None if given is None else self._styles.get(given.get(_VAL, ""))
-        return given if named is not None and _value(named, "name").lower() in CODE_STYLES else None
+        return given if named is not None and _value(named, "name").lower() in _CODE_STYLES else None
 
     def _of(self, paragraph: Element, style: str) -> tuple[str, int]:
         """Return the numbered list of a paragraph, its own or its style's, and the level there."""

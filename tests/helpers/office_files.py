@@ -195,3 +195,11 @@ def pdf(text: str = "", password: str = "", encoding: str = "StandardEncoding") 
     file = io.BytesIO()
     writer.write(file)
     return file.getvalue()
+
+
+def renamed(file: bytes, *names: tuple[bytes, bytes]) -> bytes:
+    with zipfile.ZipFile(io.BytesIO(file)) as old:
+        parts = {name: old.read(name) for name in old.namelist()}
+    for before, now in names:
+        parts = {name: part.replace(before, now) for name, part in parts.items()}
+    return archive({**parts})

@@ -27,7 +27,7 @@ from blendrag.models import weights_digest
 _METHODS = frozenset({"eagle", "eagle3", "mtp", "draft_model"})
 
 LayerOutput = tuple[torch.Tensor, torch.Tensor | None]
-"""What a layer gives on: the residual stream, in one part or in two."""
+"""The residual stream as a layer gives it on, in one part or in two."""
 
 
 def attentions_of_drafts(runner: Any, names: Collection[str]) -> list[Any]:

@@ -1,0 +1,193 @@
+"""Presentations of PowerPoint as text, read by pptx."""
+
+from __future__ import annotations
+
+import contextlib
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import IO, TYPE_CHECKING, Any
+
+from blendrag.index.html import RAISED
+from blendrag.index.text import Content
+from blendrag.index.word import formatted, formula
+
+if TYPE_CHECKING:
+    from pptx.slide import Slide
+
+
+def read_pptx(archive: zipfile.ZipFile) -> Content:
+    """Read slides in their order: titles, texts, tables, pictures' descriptions, and the speaker's notes."""
+    import pptx
+
+    slides = pptx.Presentation(stream_of(archive)).slides
+    texts = ["\n\n".join(filter(None, _slide(slide))) for slide in slides]
+    return Content("\n\n".join(texts), {"slides": len(texts)})
+
+
+def _slide(slide: Slide) -> Iterator[str]:
+    complete(slide.shapes._spTree, slide.part.rels)
+    title = slide.shapes.title
+    if title is not None and (words := title.text_frame.text.split()):
+        yield f"# {' '.join(words)}"
+    yield from _shapes(shape for shape in slide.shapes if shape != title)
+    if slide.has_notes_slide and (notes := slide.notes_slide.notes_text_frame):
+        yield plain_lines(notes.text)
+
+
+_SPACES = {
+    "a": "http://schemas.openxmlformats.org/drawingml/2006/main",
+    "r": "http://schemas.openxmlformats.org/officeDocument/2006/relationships",
+}
+# What a form of a shape says: its text, or what is said of a chart.
+_SAYS = ".//*[local-name()='t' or (local-name()='graphicFrame' and */*[local-name()='cNvPr']/@descr!='')]"
+
+
+def select(tree: Any, path: str) -> Any:
+    """Return what an XPath finds in any element, also of a kind that pptx does not know."""
+    from lxml.etree import XPath
+
+    return XPath(path, namespaces=_SPACES)(tree)
+
+
+def complete(tree: Any, rels: Mapping[str, Any]) -> None:
+    """Put formulas, addresses of links, exponents, and shapes that are there in several forms where pptx
+    reads them."""
+    for forms in select(tree, ".//*[local-name()='AlternateContent']"):
+        that_say = (form for form in forms if select(form, _SAYS))
+        for shape in next(that_say, forms[-1] if len(forms) else forms):
+            forms.addprevious(shape)
+        forms.getparent().remove(forms)
+    for math in select(tree, ".//a:p/*[local-name()='m'][*]"):
+        math.addprevious(math.getparent().add_r(formula(math[0])))
+    for link in select(tree, ".//a:r/a:rPr/a:hlinkClick[@r:id!='']"):
+        run, leads_to = link.getparent().getparent(), rels.get(link.rId)
+        if leads_to is not None and leads_to.is_external:
+            run.t.text = f"[{run.t.text}]({leads_to.target_ref})"
+    for run in select(tree, ".//a:p/a:r[a:rPr/@baseline > 0]"):
+        before = run.getprevious()  # none, or the paragraph's properties: a note's number
+        if before is not None and not str(before.tag).endswith("}pPr") and RAISED.match(run.t.text or ""):
+            run.t.text = f"^{run.t.text}"
+    for body in select(tree, ".//*[a:p/a:pPr/a:buAutoNum]"):
+        _number(body)
+
+
+_NUMBERED = {
+    "alphaLc": "lowerLetter",
+    "alphaUc": "upperLetter",
+    "romanLc": "lowerRoman",
+    "romanUc": "upperRoman",
+}
+
+
+def _number(body: Any) -> None:
+    """Write before each paragraph of a shape the number that it is shown with, if there is one."""
+    counts: dict[int, int] = {}
+    kinds: dict[int, tuple[str, str]] = {}  # by level: another kind, or another first number, begins anew
+    for paragraph in select(body, "a:p[.//a:t]"):
+        level = paragraph.pPr.lvl if paragraph.pPr is not None else 0
+        counts = {above: count for above, count in counts.items() if above <= level}
+        numbered = paragraph.xpath("a:pPr/a:buAutoNum")
+        if not numbered:
+            counts.pop(level, None)
+            continue
+        kind, first_number = numbered[0].get("type", ""), numbered[0].get("startAt", "1")
+        if kinds.get(level) != (kind, first_number) or level not in counts:
+            counts[level] = int(first_number) - 1 if first_number.isdecimal() else 0
+        kinds[level] = kind, first_number
+        counts[level] += 1
+        number = formatted(counts[level], _NUMBERED.get(kind.partition("P")[0], "decimal"))
+        first = paragraph.add_r(f"{number}) " if kind.endswith(("ParenR", "ParenBoth")) else f"{number}. ")
+        paragraph.xpath("a:r|a:fld|a:br")[0].addprevious(first)
+
+
+def _shapes(shapes: Iterable[Any]) -> Iterator[str]:
+    for shape in shapes:
+        if hasattr(shape, "shapes"):  # a group
+            yield from _shapes(shape.shapes)
+        elif getattr(shape, "has_table", False):
+            yield markdown_table([[cell.text for cell in row.cells] for row in shape.table.rows])
+        elif shape.has_text_frame and (text := shape.text_frame.text).strip():
+            yield plain_lines(text)
+        else:
+            yield from _graphic(shape)
+            if description := shape._element.xpath("string(.//*[local-name()='cNvPr']/@descr)"):
+                yield f"![{' '.join(description.split())}](<>)"
+
+
+def _graphic(shape: Any) -> Iterator[str]:
+    """Yield what a chart or a diagram shows, if the file has it."""
+    from lxml.etree import XMLSyntaxError
+    from pptx.exc import InvalidXmlError
+
+    with contextlib.suppress(AttributeError, KeyError, ValueError, XMLSyntaxError, InvalidXmlError):
+        if getattr(shape, "has_chart", False):
+            yield from _chart(shape.chart._chartSpace)
+        elif about := select(shape._element, "string(.//*[local-name()='relIds']/@r:dm)"):
+            yield "\n".join(_diagram(shape.part.related_part(about).blob))
+
+
+def _chart(tree: Any) -> Iterator[str]:
+    """Yield the title of a chart, and what it shows as a table: a row for each place, a column for each
+    series."""
+    if title := "".join(select(tree, "*/*[local-name()='title']//a:t/text()")).strip():
+        yield title
+    head, rows = [""], dict[str, dict[int, str]]()
+    for series in select(tree, ".//*[local-name()='ser']"):
+        head.append(select(series, "string(*[local-name()='tx']//*[local-name()='v'])"))
+        for kinds, column in ((("cat", "xVal"), 0), (("val", "yVal"), len(head) - 1)):
+            named = " or ".join(f"local-name()='{kind}'" for kind in kinds)
+            said: dict[str, list[str]] = {}
+            for point in select(series, f"*[{named}]//*[local-name()='pt']"):
+                said.setdefault(point.get("idx", ""), []).append(select(point, "string(*)"))
+            for place, texts in said.items():
+                rows.setdefault(place, {})[column] = " ".join(reversed(texts))
+    if rows:
+        yield table_of([dict(enumerate(head)), *rows.values()])
+
+
+def _diagram(part: bytes) -> Iterator[str]:
+    """Yield the texts of a diagram (SmartArt), each above those that it leads to."""
+    from pptx.oxml import parse_xml
+
+    tree = parse_xml(part)
+    points = {point.get("modelId"): point for point in select(tree, "*[local-name()='ptLst']/*")}
+    leads_to: dict[str, list[Any]] = {}
+    for line in select(tree, "*[local-name()='cxnLst']/*[not(@type) or @type='parOf']"):
+        leads_to.setdefault(line.get("srcId"), []).append(line)
+    waiting = [id for id, point in points.items() if point.get("type") == "doc"]
+    while waiting:
+        point = points.pop(id := waiting.pop(), None)  # at once: it may lead to itself
+        if point is None:
+            continue
+        yield from filter(
+            str.strip, ("".join(select(line, ".//a:t/text()")) for line in select(point, ".//a:p"))
+        )
+        below = sorted(leads_to.get(id, ()), key=lambda line: -int(line.get("srcOrd", "0")))
+        waiting += [line.get("destId") for line in below]
+
+
+def plain_lines(text: str) -> str:
+    return text.replace("\v", "\n").strip()
+
+
+def table_of(rows: Sequence[Mapping[int, str]]) -> str:
+    """Return rows, with their cells by column, as a table of Markdown without empty columns; plainly, where
+    most of it would be empty."""
+    columns = sorted({column for row in rows for column in row})
+    if len(columns) * len(rows) > 100 * sum(map(len, rows)):
+        return "\n\n".join(" | ".join(row.values()) for row in rows)
+    return markdown_table([[row.get(column, "") for column in columns] for row in rows])
+
+
+def markdown_table(rows: list[list[str]]) -> str:
+    """Return cells as a table of Markdown; the first row is its head."""
+    lines = [[" ".join(cell.split()).replace("|", "\\|") for cell in row] for row in rows]
+    lines[1:1] = [["---"] * len(row) for row in lines[:1]]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def stream_of(archive: zipfile.ZipFile) -> IO[bytes]:
+    stream = archive.fp
+    assert stream
+    stream.seek(0)
+    return stream

@@ -1,0 +1,190 @@
+"""Workbooks of Excel: all that their sheets show, as text."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from blendrag.index import sheets
+from blendrag.index.office import read_archive
+from office_files import M, archive, png, renamed, xlsx
+
+DRAWN = "{http://schemas.openxmlformats.org/drawingml/2006/main}"
+
+
+def workbook(drawing: str) -> bytes:
+    """A workbook with a link in a cell, and this drawing."""
+    from openpyxl import Workbook
+    from openpyxl.drawing.image import Image
+
+    book = Workbook()
+    sheet: object = book.active
+    sheet.append([None, "form"])  # type: ignore[attr-defined]
+    sheet["B1"].hyperlink = "https://example.com/b7.pdf?a=1&b=2"  # type: ignore[index]
+    sheet.add_image(Image(io.BytesIO(png())))  # type: ignore[attr-defined]
+    file = io.BytesIO()
+    book.save(file)
+    with zipfile.ZipFile(file) as old:
+        parts: dict[str, str | bytes] = {name: old.read(name) for name in old.namelist()}
+    parts["xl/drawings/drawing1.xml"] = drawing
+    return archive(parts)
+
+
+CELLS = "# Sheet\n\n| [form](https://example.com/b7.pdf?a=1&b=2) |\n| --- |"
+CHART = "<xdr:graphicFrame><xdr:nv><xdr:cNvPr descr='costs'/></xdr:nv></xdr:graphicFrame>"
+IN_CHOICE = "<x><y:AlternateContent xmlns:y='z'><y:Choice>{}</y:Choice><y:Fallback>{}</y:Fallback>"
+IN_CHOICE += "</y:AlternateContent></x>"
+
+
+def lines(*texts: str) -> str:
+    return "".join(f"<a:p><a:r><a:t>{text}</a:t></a:r></a:p>" for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("drawing", "text"),
+    [
+        (
+            f"<xdr:sp>{lines('boxed', 'twice')}</xdr:sp><xdr:pic><xdr:cNvPr descr='crane, 40 t'/></xdr:pic>",
+            "boxed\ntwice\n\n![crane, 40 t](<>)",
+        ),
+        ("<xdr:sp><a:p><a:r><a:t>by</a:t></a:r><a:br/><a:r><a:t>Anna</a:t></a:r></a:p></xdr:sp>", "by\nAnna"),
+        (
+            "<a:x><a:p><a:r><a:t>10</a:t></a:r><a:r><a:rPr baseline='30000'/><a:t>2</a:t></a:r></a:p></a:x>",
+            "10^2",
+        ),
+        (IN_CHOICE.format(CHART, lines("not available")), "![costs](<>)"),
+        (IN_CHOICE.format("<b/>", lines("older")), "older"),
+        (
+            "<xdr:sp><xdr:txBody><a:p><a:pPr><a:buAutoNum type='arabicPeriod'/></a:pPr>"
+            "<a:r><a:t>close</a:t></a:r></a:p></xdr:txBody></xdr:sp>",
+            "1. close",
+        ),
+        (IN_CHOICE.format(f"<a:p><a:m><a:oMath {M}><m:r><m:t>x</m:t></m:r></a:oMath></a:m></a:p>", "y"), "x"),
+    ],
+)
+def test_workbook_keeps_addresses_of_links_and_what_its_shapes_show(drawing: str, text: str) -> None:
+    drawing = f"<xdr:wsDr xmlns:xdr='x' xmlns:a='{DRAWN[1:-1]}'>{drawing}</xdr:wsDr>"
+    assert read_archive(workbook(drawing)).text == f"{CELLS}\n\n{text}"
+
+
+def test_workbook_keeps_the_signs_that_its_numbers_are_shown_with() -> None:
+    import xlsxwriter
+
+    file = io.BytesIO()
+    with xlsxwriter.Workbook(file) as book:
+        sheet = book.add_worksheet("S")
+        shown = {
+            "0.0%": (0.153, "15.3%"),
+            "00000": (1234, "01234"),
+            "0.0\\%": (0.25, "0.25%"),
+            "#,##0.00\\ [$€-407]": (1200, "1200 €"),
+            '_("$"* #,##0_);("$"#,##0)': (-1200, "-$1200"),
+            '0.0,"K"': (1500, "1.5K"),
+            'General" t"': (40, "40 t"),
+            '"a"0;"b"0;"none"': (-5, "-b5"),
+            "# ?/?": (0.5, "0.5"),
+            '[=1]"Yes";0': (1, "1"),
+            "000-0000": (5551234, "5551234"),
+            "[h]:mm": (1.5, "36:00:00"),
+            "d mmm yyyy": (45000, "2023-03-15"),
+            "[m]:ss.00": (83.45 / 86_400, "0:01:23.45"),
+            '[>=1000000]0.0,,"M";[>=1000]0.0,"K";0': (5, "5"),
+            '[=1]0" day";0" days"': (3, "3"),
+            '"INV-"00000': (123, "INV-00123"),
+            '0.0" (est.)"': (3.5, "3.5 (est.)"),
+            ".000": (0.312, "0.312"),
+            "$.00": (0.5, "$0.5"),
+            "+0.0%;-0.0%": (0.1, "+10%"),
+            "(0)": (3, "(3)"),
+            '0"-"': (4, "4-"),
+            '#,##0,.0"K"': (1500, "1.5K"),
+            "#,##0,,": (1_500_000, "1.5"),
+        }
+        for row, (format, (value, _)) in enumerate(shown.items()):
+            sheet.write_number(row, 0, value, book.add_format({"num_format": format}))
+        raised = book.add_format({"font_script": 1})
+        sheet.write_rich_string(len(shown), 0, "10", raised, "3", " kg")
+        sheet.write_string(len(shown) + 1, 0, "two\r\nlines")
+        sheet.write_string(len(shown) + 2, 0, "Due_x0020_Date")
+    rows = [line.strip("| ") for line in read_archive(file.getvalue()).text.split("\n")[2:]]
+    texts = [text for _, text in shown.values()]
+    assert rows[:1] + rows[2:] == [*texts, "10^3 kg", "two lines", "Due_x0020_Date"]
+
+
+@pytest.mark.parametrize(
+    ("span", "text"),
+    [
+        (timedelta(hours=-1, minutes=-30), "-1:30:00"),
+        (timedelta(days=1, milliseconds=50), "24:00:00.05"),
+        (timedelta(seconds=59, microseconds=999_900), "0:01:00"),
+    ],
+)
+def test_workbook_keeps_signs_and_fractions_of_spans_of_time(span: timedelta, text: str) -> None:
+    assert sheets._value(SimpleNamespace(value=span)) == text
+
+
+@pytest.mark.parametrize(
+    "lost", [b'<numFmts count="1"><numFmt numFmtId="164" formatCode="0.0 t"/></numFmts>', b""]
+)
+def test_workbook_without_the_styles_that_its_cells_name_keeps_their_numbers(lost: bytes) -> None:
+    from openpyxl import Workbook
+
+    book = Workbook()
+    cell: Any = book.active["A1"]
+    cell.value, cell.number_format = 40, "0.0 t"
+    file = io.BytesIO()
+    book.save(file)
+    names = ((lost, b""),) if lost else ((b's="1"', b's="99"'),)
+    broken = renamed(file.getvalue(), *names)
+    assert broken != renamed(file.getvalue())
+    assert read_archive(broken).text == "# Sheet\n\n| 40 |\n| --- |"
+
+
+@pytest.mark.parametrize(
+    "drawing", ["<xdr:broken", f"<x xmlns:a='{DRAWN[1:-1]}'><y><a:p><a:r/></a:p></y></x>"]
+)
+def test_workbook_with_a_broken_drawing_is_read_without_it(drawing: str) -> None:
+    assert read_archive(workbook(drawing)).text == CELLS
+
+
+def test_letters_in_place_of_a_link_take_no_time() -> None:
+    """To part them at each letter, and look on from there, took hours."""
+    from openpyxl import Workbook
+
+    file = io.BytesIO()
+    Workbook().save(file)
+    with zipfile.ZipFile(file) as old:
+        parts: dict[str, str | bytes] = {name: old.read(name) for name in old.namelist()}
+    sheet = parts["xl/worksheets/sheet1.xml"]
+    assert isinstance(sheet, bytes)
+    parts["xl/worksheets/sheet1.xml"] = sheet + b"<!--<hyperlink " + b"a" * 400_000 + b">-->"
+    assert read_archive(archive(parts)).text.strip() == "# Sheet"
+
+
+def test_workbook_keeps_sheets_dates_and_numbers_without_empty_rows_and_columns() -> None:
+    assert read_archive(xlsx()).text.strip() == (
+        "# Loads\n\n| Part | Since | Load | Ready |\n| --- | --- | --- | --- |\n"
+        "| a\\|b c | 2026-01-02 | 1.5 | TRUE |\n| crane | 2026-01-02 | 40 | 03:04:00 |\n\n# Empty"
+    )
+
+
+def test_cell_at_the_end_of_a_sheet_costs_neither_memory_nor_text() -> None:
+    text = read_archive(xlsx(far="XFD1048576")).text
+    assert text.endswith("# Far\n\n| far |\n| --- |") and len(text) < 500
+
+
+def test_sheet_whose_cells_lie_on_a_diagonal_stays_small() -> None:
+    from openpyxl import Workbook
+
+    book = Workbook()
+    for place in range(1, 1_001):
+        book.active.cell(place, place, f"v{place}.")  # type: ignore[union-attr]
+    file = io.BytesIO()
+    book.save(file)
+    text = read_archive(file.getvalue()).text
+    assert all(f"v{place}." in text for place in range(1, 1_001)) and len(text) < 20_000

@@ -1,0 +1,164 @@
+"""Presentations of PowerPoint: all that their slides show, as text."""
+
+from __future__ import annotations
+
+import io
+import re
+import zipfile
+
+import pytest
+
+from blendrag.index import slides
+from blendrag.index.office import read_archive
+from office_files import FORMS, MATH, archive, pptx, renamed
+
+DRAWN = "{http://schemas.openxmlformats.org/drawingml/2006/main}"
+
+
+def test_presentation_keeps_shapes_of_several_forms_formulas_and_links() -> None:
+    from pptx import Presentation
+
+    presentation = Presentation()
+    slide = presentation.slides.add_slide(presentation.slide_layouts[6])
+    box = slide.shapes.add_textbox(0, 0, 9, 9)
+    link = box.text_frame.paragraphs[0].add_run()
+    link.text, link.hyperlink.address = "form", "https://example.com/b7.pdf"
+    file = io.BytesIO()
+    presentation.save(file)
+    with zipfile.ZipFile(file) as old:
+        parts: dict[str, str | bytes] = {name: old.read(name) for name in old.namelist()}
+    shape = parts["ppt/slides/slide1.xml"].decode()  # type: ignore[union-attr]
+    begin, end = shape.index("<p:sp>"), shape.index("</p:sp>") + len("</p:sp>")
+    math = f'<a14:m xmlns:a14="http://schemas.microsoft.com/office/drawing/2010/main">{MATH}</a14:m>'
+    shown = shape[begin:end].replace("</a:r>", f"</a:r>{math}", 1)
+    parts["ppt/slides/slide1.xml"] = (
+        f"{shape[:begin]}<mc:AlternateContent {FORMS}><mc:Choice Requires='a14'>{shown}</mc:Choice>"
+        f"<mc:Fallback>{shape[begin:end]}</mc:Fallback></mc:AlternateContent>{shape[end:]}"
+    )
+    assert read_archive(archive(parts)).text == "[form](https://example.com/b7.pdf)(a+b)/2(x)^2∑√(y)"
+
+
+def test_presentation_keeps_slides_tables_pictures_groups_and_notes() -> None:
+    content = read_archive(pptx())
+    assert content.text == (
+        "# Cranes\n\nclose\ndrain\n\n| Part | Load |\n| --- | --- |\n| a\\|b | 40 t |\n\n"
+        "![crane, 40 t](<>)\n\ngrouped\n\nspoken\n\nlast"
+    )
+    assert content.metadata == {"slides": 2}
+
+
+def test_presentation_keeps_numbers_exponents_and_what_is_said_of_shapes() -> None:
+    from pptx import Presentation
+
+    presentation = Presentation()
+    slide = presentation.slides.add_slide(presentation.slide_layouts[1])
+    frame = slide.placeholders[1].text_frame
+    frame.text = "close\ndrain\nlower\nopen\nplain\nanew"
+    kinds = ("arabicPeriod", "arabicPeriod", "alphaLcParenR", "arabicPeriod", "", "romanUcPeriod")
+    for line, kind in zip(frame.paragraphs, kinds, strict=True):
+        line.level = int(line.text == "lower")
+        if kind:
+            properties = line._p.get_or_add_pPr()
+            properties.append(properties.makeelement(f"{DRAWN}buAutoNum", {"type": kind}))
+    raised = frame.add_paragraph()
+    for text in ("10", "2"):
+        raised.add_run().text = text
+    raised.runs[1].font._rPr.set("baseline", "30000")
+    arrow = slide.shapes.add_shape(1, 0, 0, 9, 9)
+    arrow._element.xpath(".//p:cNvPr")[0].set("descr", "from A to B")
+    file = io.BytesIO()
+    presentation.save(file)
+    assert read_archive(file.getvalue()).text == (
+        "1. close\n2. drain\na) lower\n3. open\nplain\nI. anew\n10^2\n\n![from A to B](<>)"
+    )
+
+
+def test_presentation_keeps_what_charts_and_diagrams_show() -> None:
+    from pptx import Presentation
+    from pptx.chart.data import CategoryChartData, XyChartData
+    from pptx.enum.chart import XL_CHART_TYPE
+
+    presentation = Presentation()
+    slide = presentation.slides.add_slide(presentation.slide_layouts[6])
+    loads, places = CategoryChartData(), XyChartData()
+    year = loads.add_category("2026")
+    for quarter in ("Q1", "Q2"):
+        year.add_sub_category(quarter)
+    loads.add_series("North", (1.5, 2))
+    loads.add_series("South", (3, None))
+    places.add_series("crane").add_data_point(0.5, 40)
+    kinds = ((XL_CHART_TYPE.COLUMN_CLUSTERED, loads), (XL_CHART_TYPE.XY_SCATTER, places))
+    first, *_ = (slide.shapes.add_chart(kind, 0, 0, 9, 9, data) for kind, data in kinds)
+    first.chart.chart_title.text_frame.text = "Loads"
+    file = io.BytesIO()
+    presentation.save(file)
+    assert read_archive(file.getvalue()).text == (
+        "Loads\n\n|  | North | South |\n| --- | --- | --- |\n| 2026 Q1 | 1.5 | 3 |\n| Q2 | 2 |  |"
+        "\n\n|  | crane |\n| --- | --- |\n| 0.5 | 40 |"
+    )
+    points = "".join(
+        f'<d:pt modelId="{id}"{kind}><d:t><a:p><a:r><a:t>{text}</a:t></a:r></a:p></d:t></d:pt>'
+        for id, text, kind in ((0, "", ' type="doc"'), (2, "drain", ""), (1, "close", ""), (3, "valve", ""))
+    )
+    lines = "".join(
+        f'<d:cxn srcId="{above}" destId="{below}" srcOrd="{order}"/>'
+        for above, below, order in ((0, 2, 1), (0, 1, 0), (1, 3, 0), (3, 1, 0))
+    )
+    spaces = f'xmlns:a="{DRAWN[1:-1]}" xmlns:d="http://schemas.openxmlformats.org/drawingml/2006/diagram"'
+    model = f"<d:dataModel {spaces}><d:ptLst>{points}</d:ptLst><d:cxnLst>{lines}</d:cxnLst></d:dataModel>"
+    with zipfile.ZipFile(file) as old:
+        parts: dict[str, str | bytes] = {name: old.read(name) for name in old.namelist()}
+    charts = [name for name in parts if name.startswith("ppt/charts/chart")]
+    parts[charts[0]] = model
+    name = "ppt/slides/slide1.xml"
+    shown = parts[name].decode().replace('/chart">', '/diagram">', 1)  # type: ignore[union-attr]
+    parts[name] = re.sub("<c:chart (.*?)r:id=", r"<c:relIds \1r:dm=", shown, count=1)
+    assert read_archive(archive(parts)).text.startswith("close\nvalve\ndrain\n\n")
+    unlike_charts = renamed(archive(parts), (b"drawingml.chart+", b"drawingml.other+"))
+    assert read_archive(unlike_charts).text == "close\nvalve\ndrain"
+
+
+def test_chart_of_many_series_that_share_no_place_stays_small() -> None:
+    from lxml.etree import fromstring
+
+    series = "".join(
+        f'<ser><tx><v>s{place}.</v></tx><val><pt idx="{place}"><v>{place}</v></pt></val></ser>'
+        for place in range(1_000)
+    )
+    text = "".join(slides._chart(fromstring(f"<chart>{series}</chart>")))
+    assert all(f"s{place}." in text for place in range(1_000)) and len(text) < 20_000
+
+
+def test_numbers_of_a_slides_list_begin_anew_with_another_kind_or_first_number() -> None:
+    from pptx import Presentation
+
+    presentation = Presentation()
+    frame = presentation.slides.add_slide(presentation.slide_layouts[1]).placeholders[1].text_frame
+    frame.text = "one\ntwo\nother\nfar\nfurther\nodd"
+    kinds = [{}, {}, {"type": "alphaLcParenR"}, {"startAt": "7"}, {"startAt": "7"}, {"startAt": "x"}]
+    for line, kind in zip(frame.paragraphs, kinds, strict=True):
+        properties = line._p.get_or_add_pPr()
+        properties.append(properties.makeelement(f"{DRAWN}buAutoNum", {"type": "arabicPeriod", **kind}))
+    note = frame.add_paragraph()
+    for text in ("1", " Source"):
+        note.add_run().text = text
+    note.runs[0].font._rPr.set("baseline", "30000")
+    file = io.BytesIO()
+    presentation.save(file)
+    lines = "1. one\n2. two\na) other\n7. far\n8. further\n1. odd\n1 Source"
+    assert read_archive(file.getvalue()).text == lines
+
+
+@pytest.mark.parametrize("kind", ["slideshow", "template", "presentation"])
+def test_presentation_with_macros_is_read_as_one_without(kind: str) -> None:
+    plain = b"application/vnd.openxmlformats-officedocument.presentationml.presentation.main+xml"
+    with zipfile.ZipFile(io.BytesIO(pptx())) as made:
+        parts: dict[str, str | bytes] = {name: made.read(name) for name in made.namelist()}
+    named = f"application/vnd.ms-powerpoint.{kind}.macroEnabled.main+xml".encode()
+    parts["[Content_Types].xml"] = parts["[Content_Types].xml"].replace(plain, named)
+    assert read_archive(archive(parts)) == read_archive(pptx())
+
+
+def test_show_is_read_as_the_presentation_that_it_is() -> None:
+    show = renamed(pptx(), (b"presentationml.presentation.main", b"presentationml.slideshow.main"))
+    assert read_archive(show) == read_archive(pptx())
