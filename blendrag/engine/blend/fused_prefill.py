@@ -81,8 +81,8 @@ class FusedPrefill:
         if self._stored is not None and repaired.size < tokens.cached.size:
             yield from self._stored.write_drafts()
         if forward.drafts is not None:
-            moving = shift if forward.drafts.unrotates else None
-            yield from forward.draft(rows, outputs, None if moving is None else moving.look, ends)
+            looks = shift.look if shift is not None and forward.drafts.unrotates else None
+            yield from forward.draft(rows, outputs, looks, ends)
         return round(sum(recomputed) / len(recomputed)), rows.positions.host
 
     def _shift(self, repaired: Ints) -> Shift | None:
