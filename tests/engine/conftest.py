@@ -1,7 +1,8 @@
-"""A store with real chunks in it, on the one engine of the run."""
+"""A store with real chunks in it, on the one engine of the run; and one server for all of its clients."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,18 @@ from typer.testing import CliRunner, Result
 from blendrag import BlendIndex
 from blendrag.cli.app import app
 from blendrag.engine.client.engine import Engine
+from blendrag.eviction.fitted import Fitted, fitted_file, save_fitted
+from blendrag.forecast.features import features_of
+from blendrag.lab.eviction.fit_predictor import train_on_file
+from blendrag.models import DEFAULT_EMBEDDER
 from blendrag.serving.identity import kv_identity
 from blendrag.settings import Settings
 from blendrag.store.contexts import Chunk
 from blendrag.store.identity import KVIdentity
+from lora_adapter import make_adapter
 from one_engine import variables
+from served import TEXTS, Server
+from word_embedder import write_dialogs
 from workbench import Bench, Open, real_texts
 
 
@@ -101,3 +109,37 @@ def folder(tmp_path: Path, texts: list[str]) -> Path:
     for number, text in enumerate(texts[:5]):
         (path / f"{number}.txt").write_text(text)
     return path
+
+
+@pytest.fixture(scope="session")
+def adapter(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An adapter of the packaged model, to every third layer's output projection."""
+    size = json.loads((model_dir / "config.json").read_text())["hidden_size"]
+    names = [f"model.layers.{layer}.self_attn.o_proj" for layer in range(0, 30, 3)]
+    return make_adapter(tmp_path_factory.mktemp("adapter") / "lora", dict.fromkeys(names, (size, size)))
+
+
+@pytest.fixture(scope="session")
+def cache(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache folder with the models of all tests, and a predictor of its own."""
+    folder = tmp_path_factory.mktemp("cache")
+    (folder / "models").symlink_to(Settings.load().cache_dir.expanduser() / "models")
+    dialogs = write_dialogs(folder / "dialogs.jsonl", 60)
+    trained = train_on_file(dialogs, features_of(DEFAULT_EMBEDDER), held_out=0.0)
+    save_fitted(fitted_file(folder), Fitted(trained.classifier, trained.embedder))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def server(adapter: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """``blendrag serve`` with an adapter in its model, forecasts and a store of responses."""
+    tiers = [{"kind": "ram", "bytes": 2 << 30, "policy": "lpc"}, {"kind": "disk", "policy": "lpc"}]
+    more = ("--lora", str(adapter), "--tiers", json.dumps(tiers), "--outcome-log", "--cache-dir", str(cache))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_ENABLE_RESPONSES_API_STORE", "1")
+        running = Server(tmp_path_factory.mktemp("server") / "kv", *more)
+    running.wait()
+    assert running.put(TEXTS)["chunks"] == len(TEXTS)
+    yield running
+    if running.process.poll() is None:
+        running.end()

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import json
-import signal
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
-from blendrag.eviction.fitted import Fitted, fitted_file, save_fitted
-from blendrag.forecast.features import features_of
-from blendrag.lab.eviction.fit_predictor import train_on_file
 from blendrag.lab.eviction.trace import read_log
-from blendrag.models import DEFAULT_EMBEDDER, DEFAULT_MODEL
-from blendrag.settings import Settings
+from blendrag.models import DEFAULT_MODEL
 from served import (
     CHAT,
     COMPLETIONS,
@@ -32,38 +25,11 @@ from served import (
     text_of,
     through,
 )  # fmt: skip
-from word_embedder import write_dialogs
 
 pytestmark = [pytest.mark.own_engine, pytest.mark.xdist_group("server")]
 
 TIERS = json.dumps([{"kind": "ram", "bytes": 2 << 30, "policy": "lpc"}, {"kind": "disk", "policy": "lpc"}])
 FORECAST_S = 60.0  # until a test gives up
-
-
-@pytest.fixture(scope="module")
-def cache(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache folder with the models of all tests, and a predictor of its own."""
-    folder = tmp_path_factory.mktemp("cache")
-    (folder / "models").symlink_to(Settings.load().cache_dir.expanduser() / "models")
-    trained = train_on_file(
-        write_dialogs(folder / "dialogs.jsonl", 60), features_of(DEFAULT_EMBEDDER), held_out=0.0
-    )
-    save_fitted(fitted_file(folder), Fitted(trained.classifier, trained.embedder))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def server(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """With all that goes by forecasts, and a store of responses."""
-    more = ("--tiers", TIERS, "--outcome-log", "--cache-dir", str(cache))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VLLM_ENABLE_RESPONSES_API_STORE", "1")
-        running = Server(tmp_path_factory.mktemp("server") / "kv", *more)
-    running.wait()
-    assert running.put(TEXTS)["chunks"] == len(TEXTS)
-    yield running
-    if running.process.poll() is None:
-        running.end()
 
 
 def test_openai_client_gets_its_documents_prefilled(server: Server) -> None:
@@ -421,23 +387,3 @@ def test_server_reuses_what_another_has_stored_in_a_tier_of_both(model_dir: Path
     assert one["tokens"] > other["tokens"] == 0
     assert all(answer.json()["blendrag"]["reused"] > 0 for answer in answers)
     assert text_of(answers[0]) == text_of(answers[1])
-
-
-def test_server_that_ends_finishes_its_answer_and_leaves_no_process_and_forgets_nothing(
-    server: Server,
-) -> None:
-    """The last test: it ends the server in the middle of an answer, and begins another one on its folder,
-    which is killed."""
-    body = {"model": DEFAULT_MODEL, "prompt": "Once upon a time", "max_tokens": 64, "stream": True}
-    family = server.family()
-    with server.client.stream("POST", COMPLETIONS, json=body | {"ignore_eos": True}) as answer:
-        lines = answer.iter_lines()
-        next(lines)
-        server.process.send_signal(signal.SIGTERM)
-        assert "data: [DONE]" in list(lines), "it was cut"
-    server.process.wait(60)
-    assert psutil.wait_procs(family, timeout=10)[1] == []
-    again = Server(server.folder).wait()
-    assert again.client.get(KB).json()["ids"] == sorted(TEXTS)
-    assert again.ask().json()["blendrag"]["reused"] > 0
-    assert again.end(signal.SIGKILL) == []

@@ -47,7 +47,7 @@ class Server:
     """In a process of its own, as a user starts it."""
 
     def __init__(self, folder: Path, *more: str) -> None:
-        self.folder = folder
+        self.folder, self.more = folder, more
         self.log = folder.with_suffix(".log")
         self.port = free_port()
         command = "from blendrag.cli.app import main; main()"

@@ -1,11 +1,11 @@
-"""Clients of ``blendrag serve``: ours, of both frameworks, and others' as they are; one server for all, which
-has an adapter in its model."""
+"""Clients of ``blendrag serve``: ours, of both frameworks, and others' as they are; and its end."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import re
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from langchain_core.documents import Document
@@ -25,6 +26,7 @@ from llama_index.core.vector_stores import SimpleVectorStore
 from llama_index.llms.openai_like import OpenAILike
 from pydantic import BaseModel
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from blendrag import RemoteChat, errors
@@ -33,45 +35,14 @@ from blendrag.models import DEFAULT_MODEL, resolve_model
 from blendrag.settings import Settings
 from langchain_blendrag import BlendChroma, ChatBlend
 from llama_index.llms.blendrag import BlendLLM, warm
-from lora_adapter import make_adapter
 from places import ROOT
 from served import COMPLETIONS, FILLER, KB, TEXTS, Server, text_of
 from vector_stores import chroma
 
-pytestmark = [pytest.mark.own_engine, pytest.mark.xdist_group("server-clients")]
+pytestmark = [pytest.mark.own_engine, pytest.mark.xdist_group("server")]
 
 QUESTION = "When was Alpha2 founded?"
 Client = Callable[[str], tuple[str, dict[str, Any]]]
-
-
-@pytest.fixture(scope="module")
-def reference() -> Any:
-    """The server's model by Transformers, without its adapter."""
-    import transformers
-
-    folder = resolve_model(DEFAULT_MODEL, Settings.load().cache_dir)
-    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-
-
-@pytest.fixture(scope="module")
-def adapted(reference: Any) -> dict[str, Any]:
-    """The modules that the adapter adds to, by name."""
-    names = [f"model.layers.{layer}.self_attn.o_proj" for layer in range(0, 30, 3)]
-    return {name: reference.get_submodule(name) for name in names}
-
-
-@pytest.fixture(scope="module")
-def adapter(adapted: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    shapes = {name: module.weight.shape for name, module in adapted.items()}
-    return make_adapter(tmp_path_factory.mktemp("adapter") / "lora", shapes)
-
-
-@pytest.fixture(scope="module")
-def server(adapter: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    running = Server(tmp_path_factory.mktemp("server") / "kv", "--lora", str(adapter)).wait()
-    assert running.put(TEXTS)["chunks"] == len(TEXTS)
-    yield running
-    running.end()
 
 
 @pytest.fixture(scope="module")
@@ -426,9 +397,9 @@ def test_clients_at_once_all_reuse_what_is_stored(
 # -- the model --------------------------------------------------------------------------------------------
 
 
-def test_served_model_has_its_adapter(
-    server: Server, reference: Any, adapted: dict[str, Any], adapter: Path, tokenizer: Any
-) -> None:
+def test_served_model_has_its_adapter(server: Server, adapter: Path, tokenizer: Any) -> None:
+    folder = resolve_model(DEFAULT_MODEL, Settings.load().cache_dir)
+    reference: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     whole = text_of(server.ask(blendrag={"recompute_ratio": 1.0}))
     assert text_of(server.ask(blendrag={"blend": False})) == whole
     prompt = "Once upon a time, in a village of nine houses,"
@@ -443,7 +414,27 @@ def test_served_model_has_its_adapter(
 
     assert difference() > 0.05, "the test sees an adapter that is left out"
     factors = load_file(adapter / "adapter_model.safetensors")
-    for name, module in adapted.items():
+    for name in {name.removeprefix("base_model.model.").partition(".lora_")[0] for name in factors}:
         a, b = (factors[f"base_model.model.{name}.lora_{each}.weight"] for each in "AB")
-        module.weight.data += 2 * (b @ a)  # lora_alpha / r
+        reference.get_submodule(name).weight.data += 2 * (b @ a)  # lora_alpha / r
     assert difference() < 0.01
+
+
+def test_server_that_ends_finishes_its_answer_and_leaves_no_process_and_forgets_nothing(
+    server: Server,
+) -> None:
+    """The last test: it ends the server in the middle of an answer, and begins another one on its folder,
+    which is killed."""
+    body = {"model": DEFAULT_MODEL, "prompt": "Once upon a time", "max_tokens": 64, "stream": True}
+    family = server.family()
+    with server.client.stream("POST", COMPLETIONS, json=body | {"ignore_eos": True}) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        server.process.send_signal(signal.SIGTERM)
+        assert "data: [DONE]" in list(lines), "it was cut"
+    server.process.wait(60)
+    assert psutil.wait_procs(family, timeout=10)[1] == []
+    again = Server(server.folder, *server.more).wait()
+    assert again.client.get(KB).json()["ids"] == sorted(TEXTS)
+    assert again.ask().json()["blendrag"]["reused"] > 0
+    assert again.end(signal.SIGKILL) == []
