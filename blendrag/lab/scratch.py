@@ -48,7 +48,6 @@ class ScratchStore:
     catalogue: Catalogue
     chunks: tuple[Chunk, ...]
     tier: str
-    batch_tokens: int
     contexts: Contexts
 
     @property
@@ -68,7 +67,7 @@ class ScratchStore:
 
     def batches(self, chunks: Iterable[Chunk]) -> Iterator[list[Chunk]]:
         """Return batches of chunks, as a real ingest would have them computed."""
-        return batches(chunks, self.batch_tokens)
+        return batches(chunks, INGEST_BATCH_TOKENS)
 
     def fill(self, chunks: Iterable[Chunk]) -> None:
         """Prefill the chunks that are not stored; all are on disk when it returns.
@@ -135,10 +134,9 @@ def scratch_store(
         folder = exits.enter_context(temporary_folder(settings, tier or TierSpec(kind="disk")))
         catalogue = exits.enter_context(contextlib.closing(Catalogue.open(folder, identity)))
         client = StoreClient.open(engine, folder, identity, stack, prefix)
-        batch = INGEST_BATCH_TOKENS
         # No separators: prompts of measurements have a document's chunks one right behind the other.
         contexts = Contexts(identity, (), settings.context_tokens, engine.max_model_len - len(prefix) - 1)
-        store = ScratchStore(client, identity, catalogue, (), label, batch, contexts)
+        store = ScratchStore(client, identity, catalogue, (), label, contexts)
         store = replace(store, chunks=tuple(store.document(list(dict.fromkeys(pieces)))))
         try:
             store.register("scratch", store.chunks)

@@ -101,8 +101,8 @@ def read_mooncake(path: Path) -> RequestTrace:
     """Read Mooncake's trace, one request per line. Its last block may be shorter than the others. Answers
     have no blocks.
 
-    Raises SourceError, naming file and line, for what is no such record, for lengths that do not fit, for
-    times that run backwards, and for a file without requests.
+    Raises SourceError, naming file and line, for what is no such record, for lengths that do not fit, and for
+    times that run backwards.
     """
     requests: list[Request] = []
     for number, record in records_of(path, _Record):
@@ -114,8 +114,6 @@ def read_mooncake(path: Path) -> RequestTrace:
         if requests and at < requests[-1].at:
             raise wrong_line(path, number, "timestamp: earlier than that of the line before")
         requests.append(Request(at, tuple(map(str, record.hash_ids)), (_BLOCK,) * (count - 1) + (last,)))
-    if not requests:
-        raise SourceError(f"{str(path)!r} holds no requests")
     return RequestTrace(path.name, requests, prefix=True, unit="blocks")
 
 

@@ -36,6 +36,9 @@ def record(at: int = 0, length: int = 600, ids: Any = (0, 1)) -> str:
     return json.dumps({"timestamp": at, "input_length": length, "output_length": 1, "hash_ids": list(ids)})
 
 
+PACKED = gzip.compress("\n".join(record(at, 600, (0, at)) for at in range(1, 2000)).encode())
+
+
 def test_blocks_of_a_prompt_are_told_rightly(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_text(f"{record()}\n\n{record(1500, 1024, (0, 2))}\n")
@@ -57,11 +60,22 @@ def test_blocks_of_a_prompt_are_told_rightly(tmp_path: Path) -> None:
         (f"{record()}\n{{}}", "line 2: timestamp"),
         (record(0, 600, ("a", "b")), "line 1: hash_ids.0"),
         (record().replace("600", "NaN"), "line 1"),
+        (record().replace("600", "-600"), "line 1: input_length"),
+        (record().replace(": 0", ": 1e999"), "line 1: timestamp"),
         (record(-1), "line 1: timestamp"),
         ("not a record", "line 1: not JSON"),
+        ("[" * 100_000, "line 1: not JSON"),
+        ("3", "neither a list nor lines"),
+        ("[1, 2]", "SQuAD's format: item 1: "),
+        ('{"id": "a"}', r"paragraphs: Field required \(other traces have hash_ids or turns\)"),
+        ('{"data": [{"paragraphs": [{"context": "x", "qas": []}]}]}', "has no questions"),
+        ('{\n"data": [{"paragraphs": [{"context": "x"', "line 2: not JSON"),
+        ('{"id": "a", "turns": []}', "in none of its conversations does a user say anything"),
+        ('{"id": "a", "turns": [{"role": "assistant", "text": "hi"}]}', "does a user say anything"),
+        ('{"id": "a", "turns": [{"role": "user", "text": "\\ud800"}]}', "line 1: Invalid JSON"),
     ],
 )
-def test_wrong_mooncake_line_is_refused_and_named(tmp_path: Path, text: str, says: str) -> None:
+def test_wrong_trace_is_refused_and_named(tmp_path: Path, text: str, says: str) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_text(text)
     with pytest.raises(SourceError, match=f"trace.jsonl.*{says}"):
@@ -69,18 +83,19 @@ def test_wrong_mooncake_line_is_refused_and_named(tmp_path: Path, text: str, say
 
 
 @pytest.mark.parametrize(
-    "damage", [lambda packed: packed[:-20], lambda packed: packed[:40] + b"?" + packed[41:]]
+    "content",
+    [PACKED[:-20], PACKED[:40] + b"?" + PACKED[41:], b"\x1f\x8bhello", bytes(range(256))],
+    ids=["cut", "changed", "no gzip", "no text"],
 )
-def test_damaged_archive_is_named(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+def test_file_that_cannot_be_unpacked_is_named(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "trace.jsonl.gz"
-    lines = "\n".join(record(at, 600, (0, at)) for at in range(1, 2000))
-    path.write_bytes(damage(gzip.compress(lines.encode())))
-    with pytest.raises(SourceError, match=r"trace\.jsonl\.gz"):
-        read_mooncake(path)
+    path.write_bytes(content)
+    with pytest.raises(SourceError, match=r"cannot read .*trace\.jsonl\.gz"):
+        open_source(EvictionOptions(path, "1"))
 
 
 @pytest.mark.parametrize(
-    "read", [read_mooncake, read_azure, lambda path: open_source(EvictionOptions(path, "1"))]
+    "read", [read_azure, read_dialogs, lambda path: open_source(EvictionOptions(path, "1"))]
 )
 def test_wrong_path_is_named(tmp_path: Path, read: Callable[[Path], object]) -> None:
     for path in (tmp_path, tmp_path / "nowhere"):
@@ -155,24 +170,6 @@ def test_line_that_is_no_conversation_is_named(tmp_path: Path, line: str, says: 
     with pytest.raises(SourceError, match=r"wrong.jsonl', line 3: ") as error:
         read_dialogs(path)
     assert says in str(error.value)
-
-
-@pytest.mark.parametrize("content", [b"", b"\n \n"])
-def test_file_without_conversations_is_not_trained_on(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "empty.jsonl").write_bytes(content)
-    with pytest.raises(SourceError, match="in none of its conversations"):
-        read_dialogs(tmp_path / "empty.jsonl")
-
-
-def test_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    packed = gzip.compress(GOOD.encode() * 50)
-    for name, content in {"cut.gz": packed[:-9], "broken.gz": packed[:12] + b"\xff" * 20}.items():
-        (tmp_path / name).write_bytes(content)
-        with pytest.raises(SourceError, match=name):
-            read_dialogs(tmp_path / name)
-    for path in (tmp_path / "absent.jsonl", tmp_path):
-        with pytest.raises(SourceError, match="cannot read"):
-            read_dialogs(path)
 
 
 def test_gzip_is_read_as_plain(tmp_path: Path) -> None:
