@@ -113,6 +113,8 @@ def test_text_that_mentions_or_holds_another_format_is_text() -> None:
         assert content(page, suffix).text == page.decode()
     for suffix in ("", ".html", ".shtml", ".xls"):  # other programs save tables so
         assert content(page, suffix).text == "x"
+    for before in (b"<?xml version='1.0'?>\n", b"<!-- saved from url -->\r\n<!-- x -->"):
+        assert content(before + page, ".aspx").text == "x"
     about = b"A PDF begins with %PDF-1.7, a ZIP archive with PK.\n"
     assert content(about, ".md").text == about.decode()
 

@@ -203,6 +203,15 @@ def test_xhtml_is_read() -> None:
         ("<p>to <input value='Anna'><input type=hidden value=token></p>", "to Anna"),
         (f"<img alt=dot src='data:image/png;base64,{'A' * 200}'>", "![dot](<>)"),
         ("<div role=navigation>menu</div>main", "main"),
+        ("<h2>Use<a href=#use>¶</a></h2><p>a<a href=#n1>[1]</a> <a href=#top>↩</a>", "## Use\n\na[[1]](#n1)"),
+        ("<label>Linux</label><label>Mac</label>, <label>Na</label>me", "Linux Mac, Name"),
+        ("<pre><i class=linenos> 1</i>a\n<i class=ln>2 </i> b\n</pre>", "```\na\n b\n```"),
+        ("<table><tr><td class=linenos><pre>1</pre><td><pre>a</pre></table>", "```\na\n```"),
+        ("<table><tr><td class=lntd><pre><i class=lnt>1</i></pre><td><pre>a</pre></table>", "```\na\n```"),
+        (
+            "<div class=fragment><div class=line>if (x)</div>\n<div class=line>  y;</div>\n</div>",
+            "```\nif (x)\n  y;\n```",
+        ),
     ],
 )  # fmt: skip
 def test_structure_is_markdown(page: str, text: str) -> None:
@@ -253,6 +262,7 @@ REPEATED = (
     "<![CDATA[", "<p a=\"", "<title>", "<script ", "<nav>", "<a b='", "`", "|", "[", "&nbsp;",
     "<pre>\u00a0", "<table><td>", "]]>", "<option>", "<meta ", "\n", "<caption>",
     "<mroot><mi>x</mi><mi>y</mi>", "<b class=MathJax>x</b>", "<h1><div><br>",
+    "<b class=lineno>1", "<a href=#x>", "<label>x", "<div class=fragment><div class=line>",
 )  # fmt: skip
 
 
