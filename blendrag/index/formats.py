@@ -31,8 +31,16 @@ Reader = Callable[[bytes], Content]
 
 
 def read_text(data: bytes) -> Content:
-    """Read text, Markdown, data and code, as they are."""
+    """Read text, data and code, as they are."""
     return Content(decode(data))
+
+
+def read_markdown(data: bytes) -> Content:
+    """Read Markdown as it is, without pictures in letters, as Google Docs writes them."""
+    return Content(_PICTURE.sub("", decode(data)))
+
+
+_PICTURE = re.compile(r"(?:(?<=\]\()|(?<=\]: <))data:image/[\w.+-]+;base64,[\w+/=]{100,}")
 
 
 def read_escaped(data: bytes) -> Content:
@@ -162,20 +170,20 @@ def _refused(reason: str) -> Reader:
 
 
 _TEXT = (
-    "", ".txt", ".text", ".log", ".md", ".markdown", ".mdown", ".mdx", ".mkd", ".qmd", ".rmd", ".rst",
-    ".adoc", ".asciidoc", ".asc", ".org", ".wiki", ".mediawiki", ".textile", ".typ", ".tex", ".bib", ".srt",
-    ".vtt", ".csv", ".tsv", ".tab", ".json", ".jsonl", ".ndjson", ".jsonc", ".json5", ".geojson", ".yaml",
-    ".yml", ".toml", ".ini", ".cfg", ".conf", ".properties", ".xml", ".rss", ".atom", ".opml", ".dita",
-    ".xsd", ".ics", ".vcf", ".po", ".sql", ".graphql", ".gql", ".sh", ".bash", ".zsh", ".fish", ".ps1",
-    ".psm1", ".bat", ".py", ".pyi", ".js", ".mjs", ".cjs", ".ts", ".mts", ".cts", ".jsx", ".tsx", ".vue",
-    ".svelte", ".astro", ".css", ".scss", ".sass", ".less", ".java", ".kt", ".kts", ".groovy", ".gradle",
-    ".go", ".rs", ".rb", ".php", ".c", ".h", ".cc", ".hh", ".cpp", ".cxx", ".hpp", ".cs", ".fs", ".vb",
-    ".swift", ".dart", ".scala", ".clj", ".hs", ".ml", ".ex", ".exs", ".erl", ".lua", ".r", ".jl", ".pl",
-    ".m", ".zig", ".nim", ".f90", ".tf", ".hcl", ".bicep", ".nix", ".cmake", ".mk", ".prisma", ".sol",
-    ".proto", ".cu", ".diff", ".patch",
+    "", ".txt", ".text", ".log", ".rst", ".adoc", ".asciidoc", ".org", ".wiki", ".mediawiki", ".textile",
+    ".typ", ".tex", ".bib", ".srt", ".vtt", ".csv", ".tsv", ".tab", ".json", ".jsonl", ".ndjson", ".jsonc",
+    ".json5", ".geojson", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".conf", ".properties", ".xml", ".rss",
+    ".atom", ".opml", ".dita", ".xsd", ".ics", ".vcf", ".po", ".sql", ".graphql", ".gql", ".sh", ".bash",
+    ".zsh", ".fish", ".ps1", ".psm1", ".bat", ".py", ".pyi", ".js", ".mjs", ".cjs", ".ts", ".mts", ".cts",
+    ".jsx", ".tsx", ".vue", ".svelte", ".astro", ".css", ".scss", ".sass", ".less", ".java", ".kt", ".kts",
+    ".groovy", ".gradle", ".go", ".rs", ".rb", ".php", ".c", ".h", ".cc", ".hh", ".cpp", ".cxx", ".hpp",
+    ".cs", ".fs", ".vb", ".swift", ".dart", ".scala", ".clj", ".hs", ".ml", ".ex", ".exs", ".erl", ".lua",
+    ".r", ".jl", ".pl", ".m", ".zig", ".nim", ".f90", ".tf", ".hcl", ".bicep", ".nix", ".cmake", ".mk",
+    ".prisma", ".sol", ".proto", ".cu", ".diff", ".patch",
 )  # fmt: skip
 READERS: dict[str, Reader] = {
     **dict.fromkeys(_TEXT, read_text),
+    **dict.fromkeys((".md", ".markdown", ".mdown", ".mdx", ".mkd", ".qmd", ".rmd"), read_markdown),
     **dict.fromkeys((".html", ".htm", ".xhtml"), read_html),
     **dict.fromkeys((".json", ".jsonl", ".ndjson", ".geojson", ".properties"), read_escaped),
     **dict.fromkeys((".xml", ".rss", ".atom", ".opml", ".dita"), read_xml),
