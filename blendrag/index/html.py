@@ -134,9 +134,10 @@ _DRAWN_AGAIN = (
 _DRAWN_BEFORE = (
     "[class^=MathJax]:has(+ script[type^='math/tex'], + [class^=MathJax] + script[type^='math/tex'])"
 )
-# Beside or in front of each line of code, as Pygments, Rouge and Chroma write them.
+# Beside or in front of each line of code, as generators of documentation write them.
 _LINE_NUMBERS = (
-    ":is(.linenos, .lineno, pre .ln, pre .lnt):not(:has(*)), td.linenos:not(:has(td)), td.lntd:has(.lnt)"
+    ":is(.linenos, .lineno, .line-number, pre .ln, pre .lnt):not(:has(*)), "
+    "td.linenos:not(:has(td)), td.lntd:has(.lnt)"
 )
 _TEX = "math annotation[encoding='application/x-tex']"
 # No character of any text. It stands around code in a line, which would become HTML beside another backtick.
@@ -158,9 +159,12 @@ def _prepare(page: Document) -> None:
     page.remove("iframe")
     for number in page.select(_LINE_NUMBERS):
         number.decompose()
-    for link in page.select("a[href^='#']:not(:has(img))"):
-        if not _WORD.search(link.text):  # a sign behind a heading, or a way back from a note
-            link.decompose()
+    for link in page.select("a[href]:not(:has(img))"):
+        shown = link.text.translate(_SEEN).strip()
+        if not shown:
+            link.unwrap()
+        elif (link.attr("href") or "").startswith("#") and not _WORD.search(shown):
+            link.decompose()  # a sign behind a heading, or a way back from a note
     for label in page.select("label + label"):  # they stand apart, as tabs
         label.insert_before(Text(" "))
     for group in page.select("optgroup[label]"):
@@ -178,6 +182,9 @@ def _prepare(page: Document) -> None:
     for line in page.select("pre.fragment > div.line"):
         if isinstance(end := line.next_sibling, Text) and end.data.isspace():
             end.extract()
+    for button in page.select("pre > button:last-child"):  # "Copy" is no code
+        if button.next_sibling is None and (code := button.closest("pre")):
+            code.insert_after(button.extract())
     for picture in page.select("[src^='data:'], [href^='data:']"):
         for name in ("src", "href"):
             if len(picture.attr(name) or "") > _LONGEST_DATA_URL:
@@ -201,6 +208,9 @@ def _prepare(page: Document) -> None:
         if code is None:
             sample.insert_before(Text(_APART))
             sample.insert_after(Text(_APART))
+    for foot in page.select("table > tfoot"):
+        if around := foot.closest("table"):
+            around.append(foot.extract())
     tables = page.find_all("table")
     layout = {table for _, table in _nearest(page.select("pre, table") if tables else [], "table")}
     for table in tables:
