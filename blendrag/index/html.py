@@ -124,6 +124,7 @@ _PARTS = {
 }  # of formulas: before the second, the third
 _SEEN = {0xA0: " ", 0xAD: None, 0x200B: None}  # a blank, and where a word may be parted
 _WORD = re.compile(r"[^\W_]")
+_LETTER = re.compile(r"[^\W\d_]")
 _UNSEEN_SIGNS = re.compile("[\u00a0\u00ad\u200b]")
 _LONGEST_DATA_URL = 100
 # Formulas a second time, as KaTeX and MediaWiki draw them for the eye.
@@ -137,7 +138,7 @@ _DRAWN_BEFORE = (
 # Beside or in front of each line of code, as generators of documentation write them.
 _LINE_NUMBERS = (
     ":is(.linenos, .lineno, .line-number, pre .ln, pre .lnt):not(:has(*)), "
-    "td.linenos:not(:has(td)), td.lntd:has(.lnt)"
+    "td:is(.linenos, .lntd:has(.lnt)):not(:has(td))"
 )
 _TEX = "math annotation[encoding='application/x-tex']"
 # No character of any text. It stands around code in a line, which would become HTML beside another backtick.
@@ -158,7 +159,8 @@ def _prepare(page: Document) -> None:
         menu.decompose() if place and place.end_tag else menu.unwrap()
     page.remove("iframe")
     for number in page.select(_LINE_NUMBERS):
-        number.decompose()
+        if not _LETTER.search(number.text):
+            number.decompose()
     for link in page.select("a[href]:not(:has(img))"):
         shown = link.text.translate(_SEEN).strip()
         if not shown:

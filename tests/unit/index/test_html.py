@@ -209,6 +209,7 @@ def test_xhtml_is_read() -> None:
         ("<pre>a\n b<button>Copy</button></pre>", "```\na\n b\n```\n\n Copy"),
         ("<label>Linux</label><label>Mac</label>, <label>Na</label>me", "Linux Mac, Name"),
         ("<pre><i class=linenos> 1</i>a\n<i class=ln>2 </i> b\n</pre>", "```\na\n b\n```"),
+        ("<p><b class=lineno>Line 5</b>: a", "Line 5: a"),
         ("<table><tr><td class=linenos><pre>1</pre><td><pre>a</pre></table>", "```\na\n```"),
         ("<table><tr><td class=lntd><pre><i class=lnt>1</i></pre><td><pre>a</pre></table>", "```\na\n```"),
         (
