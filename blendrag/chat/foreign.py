@@ -121,16 +121,18 @@ def request_options(options: Mapping[str, Any]) -> RequestOptions:
 
 
 def tool_choice(choice: Any) -> str:
-    """Return which tool may be called, as requests say it, of the forms that OpenAI, Anthropic and LangChain
-    have for it."""
+    """Return which tool may be called, as requests say it, of the forms that OpenAI, Anthropic, Bedrock and
+    LangChain have for it."""
     match choice:
-        case None | False | {"type": "auto"}:
+        case None | False | {"type": "auto"} | {"auto": _}:
             return AUTO
-        case True | "any" | {"type": "any" | "required"}:
+        case True | "any" | {"type": "any" | "required"} | {"any": _}:
             return REQUIRED
         case {"type": "none"}:
             return NONE
         case {"function": {"name": str(name)}} | {"type": "tool" | "function", "name": str(name)}:
+            return name
+        case {"tool": {"name": str(name)}}:
             return name
     return str(choice)
 
@@ -172,10 +174,16 @@ def _answer_format(response_format: Any, structured_outputs: Any) -> dict[str, A
 
 def text_of_url(url: Any) -> str | None:
     """Return the text that a data URL holds, if it holds one."""
-    found = _DATA_URL.match(url) if isinstance(url, str) else None
+    head, _, data = url.partition(",") if isinstance(url, str) else ("", "", "")
     with contextlib.suppress(ValueError):
-        return b64decode(found.string[found.end() :], validate=True).decode() if found else None
+        if is_text(head.removeprefix("data:")) and head.endswith(";base64"):
+            return b64decode(data, validate=True).decode()
     return None
 
 
-_DATA_URL = re.compile(r"data:text/[^,]*;base64,")
+def is_text(kind: str) -> bool:
+    """Return whether files of this MIME type are text."""
+    return _TEXT.match(kind) is not None
+
+
+_TEXT = re.compile(r"text/|application/[\w.+-]*(?:javascript|json|jsonl|sql|toml|xml|yaml)(?:;|$)")

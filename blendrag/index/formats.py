@@ -21,7 +21,7 @@ from blendrag.index.text import Content, Unusable, decode
 if TYPE_CHECKING:
     from pypdf import PageObject, PdfReader
 
-READER_VERSION = 7
+READER_VERSION = 8
 """The version of what the readers make of the same bytes: raise it with each change."""
 
 HEAD_BYTES = 1024
@@ -31,8 +31,16 @@ Reader = Callable[[bytes], Content]
 
 
 def read_text(data: bytes) -> Content:
-    """Read text, Markdown, data and code, as they are."""
+    """Read text, data and code, as they are."""
     return Content(decode(data))
+
+
+def read_markdown(data: bytes) -> Content:
+    """Read Markdown as it is, without pictures in letters, as Google Docs writes them."""
+    return Content(_PICTURE.sub("", decode(data)))
+
+
+_PICTURE = re.compile(r"(?:(?<=\]\()|(?<=\]: <))data:image/[\w.+-]+;base64,[\w+/=]{100,}")
 
 
 def read_escaped(data: bytes) -> Content:
@@ -162,23 +170,28 @@ def _refused(reason: str) -> Reader:
 
 
 _TEXT = (
-    "", ".txt", ".text", ".log", ".md", ".markdown", ".mdown", ".mdx", ".mkd", ".qmd", ".rmd", ".rst",
-    ".adoc", ".asciidoc", ".org", ".tex", ".bib", ".srt", ".vtt", ".csv", ".tsv", ".json", ".jsonl",
-    ".ndjson", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".conf", ".properties", ".xml", ".sql",
-    ".graphql", ".sh", ".bash", ".zsh", ".ps1", ".bat", ".py", ".pyi", ".js", ".mjs", ".cjs", ".ts",
-    ".jsx", ".tsx", ".vue", ".svelte", ".css", ".scss", ".java", ".kt", ".gradle", ".go", ".rs", ".rb",
-    ".php", ".c", ".h", ".cc", ".cpp", ".cxx", ".hpp", ".cs", ".swift", ".dart", ".scala", ".clj", ".hs",
-    ".ml", ".ex", ".exs", ".erl", ".lua", ".r", ".jl", ".pl", ".m", ".tf", ".sol", ".proto", ".cu",
-    ".diff", ".patch",
+    "", ".txt", ".text", ".log", ".rst", ".adoc", ".asciidoc", ".org", ".wiki", ".mediawiki", ".textile",
+    ".typ", ".tex", ".bib", ".srt", ".vtt", ".csv", ".tsv", ".tab", ".json", ".jsonl", ".ndjson", ".jsonc",
+    ".json5", ".geojson", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".conf", ".properties", ".xml", ".rss",
+    ".atom", ".opml", ".dita", ".xsd", ".ics", ".vcf", ".po", ".sql", ".graphql", ".gql", ".sh", ".bash",
+    ".zsh", ".fish", ".ps1", ".psm1", ".bat", ".py", ".pyi", ".js", ".mjs", ".cjs", ".ts", ".mts", ".cts",
+    ".jsx", ".tsx", ".vue", ".svelte", ".astro", ".css", ".scss", ".sass", ".less", ".java", ".kt", ".kts",
+    ".groovy", ".gradle", ".go", ".rs", ".rb", ".php", ".c", ".h", ".cc", ".hh", ".cpp", ".cxx", ".hpp",
+    ".cs", ".fs", ".vb", ".swift", ".dart", ".scala", ".clj", ".hs", ".ml", ".ex", ".exs", ".erl", ".lua",
+    ".r", ".jl", ".pl", ".m", ".zig", ".nim", ".f90", ".tf", ".hcl", ".bicep", ".nix", ".cmake", ".mk",
+    ".prisma", ".sol", ".proto", ".cu", ".diff", ".patch",
 )  # fmt: skip
 READERS: dict[str, Reader] = {
     **dict.fromkeys(_TEXT, read_text),
+    **dict.fromkeys((".md", ".markdown", ".mdown", ".mdx", ".mkd", ".qmd", ".rmd"), read_markdown),
     **dict.fromkeys((".html", ".htm", ".xhtml"), read_html),
-    **dict.fromkeys((".json", ".jsonl", ".ndjson", ".properties"), read_escaped),
-    ".xml": read_xml,
+    **dict.fromkeys((".json", ".jsonl", ".ndjson", ".geojson", ".properties"), read_escaped),
+    **dict.fromkeys((".xml", ".rss", ".atom", ".opml", ".dita"), read_xml),
     ".pdf": read_pdf,
     **dict.fromkeys((".docx", ".pptx", ".xlsx", ".epub"), read_archive),
-    **dict.fromkeys((".eml", ".mht", ".mhtml"), _refused("mail: save its text as .txt, its page as .html")),
+    **dict.fromkeys(
+        (".eml", ".mbox", ".mht", ".mhtml"), _refused("mail: save its text as .txt, its page as .html")
+    ),
     ".ipynb": _refused("notebook: save it as .md (jupyter nbconvert --to markdown)"),
 }
 """Readers by suffix: in lower case with its dot, "" for files without one."""
@@ -192,7 +205,7 @@ _BEGINNINGS: tuple[tuple[bytes, Reader], ...] = (
     ),
     (b"{\\rtf", _refused("RTF: save it as .docx or as text")),
 )
-_PAGE = (b"<!doctype html", b"<html")
+_PAGE = re.compile(rb"(?:\s|<\?xml[^>]*>|<!--(?:(?!-->).)*-->)*<(?:!doctype\s+html|html)\b", re.I | re.S)
 
 
 def find_reader(suffix: str, head: bytes, default: Reader | None = None) -> Reader | None:
@@ -202,7 +215,7 @@ def find_reader(suffix: str, head: bytes, default: Reader | None = None) -> Read
     for beginning, reader in _BEGINNINGS:
         if bare.startswith(beginning):
             return reader
-    if suffix.lower() not in READERS.keys() - {""} and bare.lower().startswith(_PAGE):
+    if suffix.lower() not in READERS.keys() - {""} and _PAGE.match(bare):
         return read_html
     return READERS.get(suffix.lower(), default)
 

@@ -123,6 +123,8 @@ _PARTS = {
     "mfrac": "/",
 }  # of formulas: before the second, the third
 _SEEN = {0xA0: " ", 0xAD: None, 0x200B: None}  # a blank, and where a word may be parted
+_WORD = re.compile(r"[^\W_]")
+_LETTER = re.compile(r"[^\W\d_]")
 _UNSEEN_SIGNS = re.compile("[\u00a0\u00ad\u200b]")
 _LONGEST_DATA_URL = 100
 # Formulas a second time, as KaTeX and MediaWiki draw them for the eye.
@@ -132,6 +134,11 @@ _DRAWN_AGAIN = (
 )
 _DRAWN_BEFORE = (
     "[class^=MathJax]:has(+ script[type^='math/tex'], + [class^=MathJax] + script[type^='math/tex'])"
+)
+# Beside or in front of each line of code, as generators of documentation write them.
+_LINE_NUMBERS = (
+    ":is(.linenos, .lineno, .line-number, pre .ln, pre .lnt):not(:has(*)), "
+    "td:is(.linenos, .lntd:has(.lnt)):not(:has(td))"
 )
 _TEX = "math annotation[encoding='application/x-tex']"
 # No character of any text. It stands around code in a line, which would become HTML beside another backtick.
@@ -151,6 +158,17 @@ def _prepare(page: Document) -> None:
         place = menu.source_location
         menu.decompose() if place and place.end_tag else menu.unwrap()
     page.remove("iframe")
+    for number in page.select(_LINE_NUMBERS):
+        if not _LETTER.search(number.text):
+            number.decompose()
+    for link in page.select("a[href]:not(:has(img))"):
+        shown = link.text.translate(_SEEN).strip()
+        if not shown:
+            link.unwrap()
+        elif (link.attr("href") or "").startswith("#") and not _WORD.search(shown):
+            link.decompose()  # a sign behind a heading, or a way back from a note
+    for label in page.select("label + label"):  # they stand apart, as tabs
+        label.insert_before(Text(" "))
     for group in page.select("optgroup[label]"):
         group.insert(0, Text(f" {group.attr('label')} "))
     for block in page.select(_BLOCKS):
@@ -161,8 +179,14 @@ def _prepare(page: Document) -> None:
     for gap, heading in _nearest(page.select("br"), *_HEADINGS):
         if heading is not None:
             gap.replace_with(Text(" "))
-    for sample in page.select("xmp, listing"):
+    for sample in page.select("xmp, listing, div.fragment:has(> div.line)"):  # the last is Doxygen's
         sample.tag = "pre"
+    for line in page.select("pre.fragment > div.line"):
+        if isinstance(end := line.next_sibling, Text) and end.data.isspace():
+            end.extract()
+    for button in page.select("pre > button:last-child"):  # "Copy" is no code
+        if button.next_sibling is None and (code := button.closest("pre")):
+            code.insert_after(button.extract())
     for picture in page.select("[src^='data:'], [href^='data:']"):
         for name in ("src", "href"):
             if len(picture.attr(name) or "") > _LONGEST_DATA_URL:
@@ -186,6 +210,9 @@ def _prepare(page: Document) -> None:
         if code is None:
             sample.insert_before(Text(_APART))
             sample.insert_after(Text(_APART))
+    for foot in page.select("table > tfoot"):
+        if around := foot.closest("table"):
+            around.append(foot.extract())
     tables = page.find_all("table")
     layout = {table for _, table in _nearest(page.select("pre, table") if tables else [], "table")}
     for table in tables:

@@ -109,8 +109,10 @@ def _resolve(item: Item) -> Path | Document:
         if not isinstance(item.text, str):
             raise SourceError(f"a document's text is a string, not a {type(item.text).__name__}")
         document = replace(item, text=encodable(item.text))
-        source = encodable(item.source) or f"text-{document.content_hash[:16]}"
-        return replace(document, source=source, part_of=encodable(item.part_of) or source)
+        names = ("" if name is None else str(name) for name in (item.source, item.part_of))  # Path, UUID
+        given, whole = map(encodable, names)
+        source = given or f"text-{document.content_hash[:16]}"
+        return replace(document, source=source, part_of=whole or source)
     if hasattr(item, "page_content"):
         return _from_framework(item)
     if not isinstance(item, str | Path):

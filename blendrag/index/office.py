@@ -70,6 +70,7 @@ def _plain(archive: zipfile.ZipFile) -> zipfile.ZipFile:
 
 
 _CONTAINER = "META-INF/container.xml"
+_ENCRYPTION = "META-INF/encryption.xml"
 
 
 def _read_epub(archive: zipfile.ZipFile) -> Content:
@@ -85,6 +86,9 @@ def _read_epub(archive: zipfile.ZipFile) -> Content:
     hrefs = {item.attr("id"): item.attr("href") for item in parts(package, "item") if _is_page(item)}
     spine = (hrefs.get(item.attr("idref"), "") for item in parts(package, "itemref"))
     names = dict.fromkeys(posixpath.normpath(posixpath.join(folder, unquote(href))) for href in spine)
+    locked = parts(_ENCRYPTION, "CipherReference") if _ENCRYPTION in there else ()
+    if not names.keys().isdisjoint(unquote(part.attr("URI", "")) for part in locked):  # or fonts only
+        raise Unusable("encrypted EPUB")
     chapters = [markdown(markup(archive.read(name))) for name in names if name in there]
     title = next((" ".join(each.text.split()) for each in parts(package, "title")), "")
     text = "\n\n".join(chapter.text for chapter in chapters if chapter.text.strip())

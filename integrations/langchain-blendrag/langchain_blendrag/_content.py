@@ -24,8 +24,8 @@ _WITHIN = (
     "citationsContent", "code_execution_result", "file", "functionResponse", "guardContent", "logs",
     "outputs", "parts", "resource", "response", "result", "results", "stdout", "toolResult",
 )  # fmt: skip
-_DATA = ("json", "response", "output")  # keys under which they keep what a tool gave, if that is no text
-_MEDIA = re.compile(r"image|audio|video|file|media|document|inline_?data", re.IGNORECASE)
+_DATA = ("json", "response", "output", "data")  # keys of what a tool gave, if that is no text
+_MEDIA = re.compile(r"image|audio|video|file|media|document|inline_?data|text-plain", re.IGNORECASE)
 
 
 def kind_of(block: Any) -> str:
@@ -63,7 +63,7 @@ def _read(value: Any, left_out: Counter[str], streamed: bool) -> str | None:
     if "base64" in (value.get("type"), value.get("source_type")):
         return _decoded(value)
     held = any(isinstance(value.get(name), str) for name in ("base64", "file_data"))
-    if held and (text := _decoded(value)) is not None:
+    if (held or value.get("type") == "media") and (text := _decoded(value)) is not None:
         return text
     is_image = kind_of(value).startswith("image")
     empty: str | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from langchain_core.exceptions import OutputParserException
@@ -42,10 +42,13 @@ def bound_tools(tools: Sequence[Any], tool_choice: str | bool | dict[str, Any] |
 
 def _function(tool: Any) -> dict[str, Any]:
     """Return a tool that is a function, which some providers write without the name ``function``."""
+    if isinstance(tool, Mapping) and "inputSchema" in tool:  # as MCP servers list them
+        tool = {**tool, "input_schema": tool["inputSchema"]}
     made = convert_to_openai_tool(tool)
+    given = tool if isinstance(tool, Mapping) else made
+    if given.get("type", "function") not in ("function", "object") and "input_schema" not in given:
+        raise ConfigError(f"tool {given['type']!r} is another provider's own: give a function")
     if "function" not in made:
-        if made.get("type") != "function":
-            raise ConfigError(f"tool {made.get('type')!r} is another provider's own: give a function")
         made = {"type": "function", "function": {name: made[name] for name in made if name != "type"}}
     if (whole := _lost_in_part(getattr(tool, "tool_call_schema", tool))) is not None:
         made["function"]["parameters"] = whole

@@ -122,6 +122,7 @@ def test_effort_of_reasoning_is_the_templates(make_llm: Make) -> None:
     [
         {"type": "function", "function": {"name": "look"}},
         {"type": "tool", "name": "look"},
+        {"tool": {"name": "look"}},
         {"type": "any"},
         "any",
     ],

@@ -43,6 +43,14 @@ def test_markdown_is_its_source(source: str) -> None:
     assert content(source.encode("utf-8-sig"), ".md").text == source
 
 
+def test_picture_in_letters_is_left_out_of_markdown() -> None:
+    letters = b"data:image/png;base64," + b"iVBORw0KGgo+/" * 100
+    data = b"![][image1] ![crane](%s)\n\n[image1]: <%s>\n" % (letters, letters)
+    assert content(data, ".md").text == "![][image1] ![crane]()\n\n[image1]: <>\n"
+    style = b"```css\ncrane { background: url(%s) }\n```" % letters
+    assert content(style, ".md").text == style.decode()
+
+
 @pytest.mark.parametrize("suffix", [".json", ".jsonl", ".properties"])
 def test_letters_that_are_written_as_numbers_are_found(suffix: str) -> None:
     data = rb'{"city": "M\u00fcnchen \u4e2d\u6587 \ud83d\ude00", "rest": "\\u00fc \u0022 \ud83d"}'
@@ -113,6 +121,8 @@ def test_text_that_mentions_or_holds_another_format_is_text() -> None:
         assert content(page, suffix).text == page.decode()
     for suffix in ("", ".html", ".shtml", ".xls"):  # other programs save tables so
         assert content(page, suffix).text == "x"
+    for before in (b"<?xml version='1.0'?>\n", b"<!-- saved from url -->\r\n<!-- x -->"):
+        assert content(before + page, ".aspx").text == "x"
     about = b"A PDF begins with %PDF-1.7, a ZIP archive with PK.\n"
     assert content(about, ".md").text == about.decode()
 
@@ -260,6 +270,15 @@ def test_word_of_a_pdf_that_a_line_parts_is_whole_again_if_that_is_sure(
 ) -> None:
     made = pdf(") Tj 0 -14 Td (".join(lines), encoding="WinAnsiEncoding")
     assert content(made, ".pdf").text == text
+
+
+def test_pdf_that_is_encrypted_without_a_password_is_read() -> None:
+    from pypdf import PdfReader, PdfWriter
+
+    writer, file = PdfWriter(clone_from=PdfReader(io.BytesIO(pdf("The crane lifts 40 t.")))), io.BytesIO()
+    writer.encrypt("", "owner", algorithm="AES-256")
+    writer.write(file)
+    assert content(file.getvalue(), ".pdf").text == "The crane lifts 40 t."
 
 
 def test_pdf_with_a_password_is_refused() -> None:

@@ -174,6 +174,7 @@ def test_xhtml_is_read() -> None:
             "<table><tr><td>1<td rowspan=9>m<td>3<tr><td>4<td>6<tbody><tr><td colspan=99>7</table>",
             "| 1 | m | 3 |\n| --- | --- | --- |\n| 4 |  | 6 |\n| 7 |  |  |",
         ),
+        ("<table><tfoot><tr><td>5<tbody><tr><td>2<tr><td>3</table>", "| 2 |\n| --- |\n| 3 |\n| 5 |"),
         ("<table><tr><td>1<td><pre>a\n b</pre></table>", "1\n\n```\na\n b\n```"),
         ("<select><option>one<option>two</select>", "one\n\ntwo"),
         ("<select><optgroup label=Kinds><option>one</optgroup></select>", "Kinds\n\none"),
@@ -203,6 +204,18 @@ def test_xhtml_is_read() -> None:
         ("<p>to <input value='Anna'><input type=hidden value=token></p>", "to Anna"),
         (f"<img alt=dot src='data:image/png;base64,{'A' * 200}'>", "![dot](<>)"),
         ("<div role=navigation>menu</div>main", "main"),
+        ("<h2>Use<a href=#use>¶</a></h2><p>a<a href=#n1>[1]</a> <a href=#top>↩</a>", "## Use\n\na[[1]](#n1)"),
+        ("<p>a<a href='/run?code=1' title=Run></a><a href=u>&#8203;</a> <a href=u>→</a>", "a [→](u)"),
+        ("<pre>a\n b<button>Copy</button></pre>", "```\na\n b\n```\n\n Copy"),
+        ("<label>Linux</label><label>Mac</label>, <label>Na</label>me", "Linux Mac, Name"),
+        ("<pre><i class=linenos> 1</i>a\n<i class=ln>2 </i> b\n</pre>", "```\na\n b\n```"),
+        ("<p><b class=lineno>Line 5</b>: a", "Line 5: a"),
+        ("<table><tr><td class=linenos><pre>1</pre><td><pre>a</pre></table>", "```\na\n```"),
+        ("<table><tr><td class=lntd><pre><i class=lnt>1</i></pre><td><pre>a</pre></table>", "```\na\n```"),
+        (
+            "<div class=fragment><div class=line>if (x)</div>\n<div class=line>  y;</div>\n</div>",
+            "```\nif (x)\n  y;\n```",
+        ),
     ],
 )  # fmt: skip
 def test_structure_is_markdown(page: str, text: str) -> None:
@@ -253,6 +266,8 @@ REPEATED = (
     "<![CDATA[", "<p a=\"", "<title>", "<script ", "<nav>", "<a b='", "`", "|", "[", "&nbsp;",
     "<pre>\u00a0", "<table><td>", "]]>", "<option>", "<meta ", "\n", "<caption>",
     "<mroot><mi>x</mi><mi>y</mi>", "<b class=MathJax>x</b>", "<h1><div><br>",
+    "<b class=lineno>1", "<a href=#x>", "<label>x", "<div class=fragment><div class=line>",
+    "<pre><button>", "<table><tfoot>",
 )  # fmt: skip
 
 

@@ -226,6 +226,13 @@ def test_different_texts_under_one_source_are_both_kept() -> None:
     assert [(document.source, document.text) for document in loaded] == [("s", "one"), ("s#2", "two")]
 
 
+@pytest.mark.parametrize(("given", "source"), [(Path("a/b.txt"), "a/b.txt"), (0, "0"), (None, "text-")])
+def test_source_that_is_no_text_is_written_as_one(given: Any, source: str) -> None:
+    (loaded,) = load_sources(Document("hello", given, part_of=given))
+    assert isinstance(loaded, Document) and loaded.source.startswith(source)
+    assert loaded.part_of == loaded.source
+
+
 def test_lone_surrogates_reach_neither_tokenizer_nor_database() -> None:
     (document,) = documents(list(load_sources(Document("a\ud800b", "s\ud800"))))
     assert (document.text, document.source) == ("a\ufffdb", "s\ufffd")

@@ -6,7 +6,7 @@ import io
 import struct
 import sys
 import zipfile
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 import pytest
 
@@ -34,6 +34,20 @@ def test_epub_whose_spine_names_pictures_missing_parts_and_chapters_twice_is_rea
     parts["book/b.opf"] = package.replace("</spine>", more).replace("</manifest>", items)
     parts["book/b.png"] = png()
     assert read_archive(archive(parts)).text == read_archive(epub()).text
+
+
+@pytest.mark.parametrize("chapter", [True, False])
+def test_epub_whose_chapters_are_encrypted_is_refused_other_than_one_whose_fonts_are(chapter: bool) -> None:
+    with zipfile.ZipFile(io.BytesIO(epub())) as old:
+        parts: dict[str, str | bytes] = {name: old.read(name) for name in old.namelist()}
+    locked = "book/text/c%200.xhtml" if chapter else "book/a.ttf"
+    parts["META-INF/encryption.xml"] = (
+        '<encryption xmlns="urn:oasis:names:tc:opendocument:xmlns:container"><e:EncryptedData '
+        'xmlns:e="http://www.w3.org/2001/04/xmlenc#"><e:CipherData><e:CipherReference '
+        f'URI="{locked}"/></e:CipherData></e:EncryptedData></encryption>'
+    )
+    with pytest.raises(Unusable, match="encrypted EPUB") if chapter else nullcontext():
+        assert read_archive(archive(parts)).text == read_archive(epub()).text
 
 
 @pytest.mark.parametrize("package", ["mammoth", "pptx", "openpyxl"])

@@ -306,11 +306,16 @@ def test_tools_and_choices_are_taken_as_other_providers_write_them() -> None:
     tools = [
         {"type": "function", "name": "weather", "description": "", "parameters": parameters},
         {"name": "weather", "description": "", "input_schema": parameters},
+        {"name": "weather", "title": "Weather", "inputSchema": parameters},
     ]
     choices = {
-        "weather": ({"type": "tool", "name": "weather"}, {"type": "function", "name": "weather"}),
-        "required": ({"type": "any"}, "any", True),
-        "auto": ({"type": "auto"}, None),
+        "weather": (
+            {"type": "tool", "name": "weather"},
+            {"type": "function", "name": "weather"},
+            {"tool": {"name": "weather"}},
+        ),
+        "required": ({"type": "any"}, {"any": {}}, "any", True),
+        "auto": ({"type": "auto"}, {"auto": {}}, None),
         "none": ({"type": "none"}, "none"),
     }
     for offered in tools:
@@ -318,8 +323,9 @@ def test_tools_and_choices_are_taken_as_other_providers_write_them() -> None:
             for choice in written:
                 made = request(ChatBlend(), tools=[offered], tool_choice=choice)
                 assert made.tools[0]["function"]["parameters"] == parameters and made.tool_choice == meant
-    with pytest.raises(ConfigError, match="'web_search' is another provider's own"):
-        ChatBlend().bind_tools([{"type": "web_search"}])
+    for kind, more in (("web_search", {}), ("web_search_20250305", {"name": "web_search"})):
+        with pytest.raises(ConfigError, match=f"{kind!r} is another provider's own"):
+            ChatBlend().bind_tools([{"type": kind, **more}])
 
 
 class Part(BaseModel):

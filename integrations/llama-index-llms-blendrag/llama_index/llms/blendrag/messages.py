@@ -21,6 +21,8 @@ from llama_index.core.base.llms.types import (
 )
 from llama_index.core.bridge.pydantic import BaseModel
 
+from blendrag import foreign
+
 if TYPE_CHECKING:
     from blendrag import Answer
 
@@ -30,7 +32,6 @@ _ROLES = {
     MessageRole.MODEL: "assistant",
     MessageRole.FUNCTION: "tool",
 }
-_WRITTEN = ("json", "xml", "yaml", "javascript")  # other types of files that are text end with these
 _IDS = ("call_id", "toolUseId", "tool_id", "id")  # what results refer to comes first
 _ARGUMENTS = ("arguments", "args", "input", "tool_kwargs")
 
@@ -124,7 +125,7 @@ def _read(block: Any) -> Iterator[tuple[str | None, str]]:
 def _document_text(block: DocumentBlock) -> str | None:
     """Return the text of a file that is one; nothing is fetched for it."""
     kind = block.document_mimetype or "text/"  # LlamaIndex guesses only others
-    if (block.url and not block.data) or not (kind.startswith("text/") or kind.endswith(_WRITTEN)):
+    if (block.url and not block.data) or not foreign.is_text(kind):
         return None
     try:
         return cast(bytes, block.resolve_document().read()).decode()
