@@ -151,10 +151,14 @@ def up_to_date(values: dict[str, Any]) -> dict[str, Any]:
         warnings.warn(former.now, BlendragWarning, stacklevel=2)
         try:
             value = TypeAdapter(former.kind).validate_python(values[name])
+            if not values.get(former.unless):
+                former.move(current, value)
         except ValidationError as error:
             raise ConfigError(f"setting {name!r}: {error.errors()[0]['msg']}") from None
-        if not values.get(former.unless):
-            former.move(current, value)
+        except (AttributeError, TypeError, ValueError):  # of what is given beside it
+            raise ConfigError(
+                f"setting {name!r} cannot be put into what else is given: {former.now}"
+            ) from None
     return current
 
 

@@ -62,9 +62,11 @@ class IndexLock:
         return f"{holder[0]}: close it there first"
 
     def release(self) -> None:
-        with contextlib.suppress(OSError):
-            self._holder.unlink(missing_ok=True)
-        self._lock.release()
+        """Let go of the lock. Safe to call twice: the next holder's id stays."""
+        if self._lock.is_locked:
+            with contextlib.suppress(OSError):
+                self._holder.unlink(missing_ok=True)
+            self._lock.release()
 
 
 class Turns:
@@ -77,10 +79,16 @@ class Turns:
 
     @property
     def free(self) -> bool:
-        """Return whether no other thread of this process holds the lock."""
-        if held := self._threads.acquire(blocking=False):
+        """Return whether nobody else holds the lock, in this process or another."""
+        if not self._threads.acquire(blocking=False):
+            return False
+        try:
+            with self._processes.acquire(timeout=0) if self._processes else contextlib.nullcontext():
+                return True
+        except Timeout:
+            return False
+        finally:
             self._threads.release()
-        return held
 
     @contextlib.contextmanager
     def mine(self) -> Iterator[None]:

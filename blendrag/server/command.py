@@ -113,7 +113,7 @@ def settings_among(options: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
         elif of_engine:
             engine[name] = json_or_text(value if equals else next(left, ""))
         else:
-            given[name] = _value(value if equals else next(left, ""))
+            given[name] = _value(name, value if equals else next(left, ""))
     if engine:
         given["engine_args"] = {**given.get("engine_args", {}), **engine}
     return given, others
@@ -125,9 +125,10 @@ def check_given(given: Mapping[str, Any]) -> None:
         raise ConfigError(f"{name} is for clients to say: a server takes it from each request")
 
 
-def _value(text: str) -> Any:
-    """Return lists and tables as JSON; anything else as it stands."""
-    if not text.startswith(("[", "{")):
+def _value(name: str, text: str) -> Any:
+    """Return a setting's lists and tables as JSON; anything else as it stands."""
+    field = Settings.model_fields.get(name)
+    if not text.startswith(("[", "{")) or (field and field.annotation is str):
         return text
     try:
         return json.loads(text)

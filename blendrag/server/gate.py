@@ -126,6 +126,7 @@ class Gate:
             else (self._limits.body_mib, "--max-body-mib")
         )
         declared, most = 0, limit << 20
+        form = headers.get("content-type", "").lower().startswith("multipart/")  # whose bytes are no JSON
         with contextlib.suppress(ValueError):  # of what is no number, only what comes is counted
             declared = int(headers.get("content-length") or 0)
 
@@ -144,7 +145,7 @@ class Gate:
                         413, f"the body has more than {limit} MiB ({option}): send less at once"
                     )
             body, allowed = b"".join(parts), self._limits.values(scope.get("method", ""))
-            if len(body) >= allowed and await asyncio.to_thread(has_more_values, body, allowed):
+            if not form and len(body) >= allowed and await asyncio.to_thread(has_more_values, body, allowed):
                 raise HTTPException(
                     413,
                     f"the body has more than {allowed:,} values, as messages, documents and their fields are"

@@ -246,6 +246,16 @@ def test_broken_config_file_is_named_and_not_shown(
         assert "SECRET" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "given", [{"tiers": ["SECRET"], "tree_ram_bytes": 1}, {"engine_args": "SECRET", "enforce_eager": True}]
+)
+@pytest.mark.filterwarnings("ignore::blendrag.errors.BlendragWarning")
+def test_former_setting_beside_what_is_none_is_named_and_the_rest_not_shown(given: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=list(given)[1]) as caught:
+        Settings.load(**given)
+    assert "SECRET" not in str(caught.value)
+
+
 def test_empty_config_file_is_none(empty_folder: Path) -> None:
     (empty_folder / "blendrag.yaml").write_text("# similarity_top_k: 2\n")
     assert Settings.load() == Settings()

@@ -51,6 +51,16 @@ def test_index_closed_in_another_thread_is_unlocked(tmp_path: Path) -> None:
     IndexLock(tmp_path).release()
 
 
+def test_lock_that_is_let_go_twice_leaves_the_next_holders_name(tmp_path: Path) -> None:
+    first = IndexLock(tmp_path)
+    first.release()
+    second = IndexLock(tmp_path)
+    first.release()
+    with pytest.raises(StoreInUseError, match=rf"process {os.getpid()}\b"):
+        IndexLock(tmp_path)
+    second.release()
+
+
 def test_lock_whose_holder_is_unknown_is_refused_all_the_same(tmp_path: Path) -> None:
     lock = IndexLock(tmp_path)
     for text in (None, ""):
@@ -114,6 +124,27 @@ def test_two_processes_are_in_turn_one_at_a_time(tmp_path: Path) -> None:
     for process in processes:
         process.finished()
     assert (tmp_path / "count").read_text() == "150"
+
+
+TURN = """
+import sys
+from pathlib import Path
+from blendrag.files.lock import Turns
+with Turns(Path(sys.argv[1]) / "turns").mine():
+    print("held", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_turn_of_another_process_is_not_free(tmp_path: Path) -> None:
+    turns = Turns(tmp_path / "turns")
+    process = Forked(TURN, tmp_path)
+    assert process.stdout.readline() == "held\n"
+    assert not turns.free
+    process.finished()
+    assert turns.free
+    with turns.mine():
+        assert turns.free  # to its own thread
 
 
 def test_two_threads_are_in_turn_one_at_a_time(tmp_path: Path) -> None:

@@ -39,6 +39,11 @@ from blendrag.settings import Settings
         ),
         (["--ram-bytes", "5", "--no-prefix-caching"], {"ram_bytes": "5", "prefix_caching": False}, []),
         (['--tiers=[{"kind": "ram"}]'], {"tiers": [{"kind": "ram"}]}, []),
+        (
+            ["--system-prompt", "[Be brief]", "--separator={"],
+            {"system_prompt": "[Be brief]", "separator": "{"},
+            [],
+        ),
         (["--no-such", "--no-enable-log-requests"], {}, ["--no-such", "--no-enable-log-requests"]),
     ],
 )

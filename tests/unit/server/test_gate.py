@@ -194,6 +194,12 @@ def test_body_of_many_values_is_refused_by_the_option_that_allows_more(body: Any
     assert TestClient(app(None)).post("/v1/completions", json=list(range(1000))).status_code == 200
 
 
+def test_bytes_of_a_file_are_not_taken_for_values() -> None:
+    sound = bytes(range(256)) * 1000
+    answer = TestClient(app(None)).post("/v1/completions", files={"file": sound})
+    assert answer.json()["size"] > len(sound)
+
+
 def test_body_that_is_too_long_is_refused_by_the_option_that_allows_more() -> None:
     answer = TestClient(app(None)).post("/v1/completions", json=" " * (2 << 20))
     assert answer.status_code == 413
