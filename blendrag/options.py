@@ -23,7 +23,7 @@ class Step(NamedTuple):
 
 STEPS: dict[Quality, Step] = {
     "fast": Step("query", 0.06),
-    "balanced": Step("query", 0.15),
+    "balanced": Step("query", 0.12),
     "close": Step("query", 0.3),
 }
 
