@@ -176,7 +176,7 @@ def text_of_url(url: Any) -> str | None:
     """Return the text that a data URL holds, if it holds one."""
     head, _, data = url.partition(",") if isinstance(url, str) else ("", "", "")
     with contextlib.suppress(ValueError):
-        if is_text(head.removeprefix("data:")) and head.endswith(";base64"):
+        if head.startswith("data:") and head.endswith(";base64") and is_text(head[5:]):
             return b64decode(data, validate=True).decode()
     return None
 
@@ -186,4 +186,4 @@ def is_text(kind: str) -> bool:
     return _TEXT.match(kind) is not None
 
 
-_TEXT = re.compile(r"text/|application/[\w.+-]*(?:javascript|json|jsonl|sql|toml|xml|yaml)(?:;|$)")
+_TEXT = re.compile(r"text/|[\w-]+/[\w.+-]*(?:javascript|json|jsonl|sql|toml|xml|yaml)(?:;|$)")

@@ -85,7 +85,7 @@ class Turns:
         try:
             with self._processes.acquire(timeout=0) if self._processes else contextlib.nullcontext():
                 return True
-        except Timeout:
+        except OSError:  # a Timeout, too
             return False
         finally:
             self._threads.release()

@@ -123,8 +123,8 @@ _PARTS = {
     "mfrac": "/",
 }  # of formulas: before the second, the third
 _SEEN = {0xA0: " ", 0xAD: None, 0x200B: None}  # a blank, and where a word may be parted
-_WORD = re.compile(r"[^\W_]")
-_LETTER = re.compile(r"[^\W\d_]")
+_MARKS = frozenset("¶§↩↵↑⇧🔗\ufe0e\ufe0f")  # links that lead to where they stand, or back
+_HEADING_MARKS = _MARKS | frozenset("#^")  # operators elsewhere
 _UNSEEN_SIGNS = re.compile("[\u00a0\u00ad\u200b]")
 _LONGEST_DATA_URL = 100
 # Formulas a second time, as KaTeX and MediaWiki draw them for the eye.
@@ -137,8 +137,9 @@ _DRAWN_BEFORE = (
 )
 # Beside or in front of each line of code, as generators of documentation write them.
 _LINE_NUMBERS = (
-    ":is(.linenos, .lineno, .line-number, pre .ln, pre .lnt):not(:has(*)), "
-    "td:is(.linenos, .lntd:has(.lnt)):not(:has(td))"
+    ":is(pre, .fragment, .line-numbers-wrapper)"
+    " :is(.linenos, .lineno, .line-number, .ln, .lnt):not(:has(*)), "
+    "pre:is(.linenos, .lineno), tr:has(pre) > td:is(.linenos, .lntd:has(.lnt)):not(:has(td))"
 )
 _TEX = "math annotation[encoding='application/x-tex']"
 # No character of any text. It stands around code in a line, which would become HTML beside another backtick.
@@ -159,15 +160,19 @@ def _prepare(page: Document) -> None:
         menu.decompose() if place and place.end_tag else menu.unwrap()
     page.remove("iframe")
     for number in page.select(_LINE_NUMBERS):
-        if not _LETTER.search(number.text):
+        before = number.previous_sibling
+        told = before.data if isinstance(before, Text) else before.text if isinstance(before, Element) else ""
+        begins = number.tag == "td" or not told.rpartition("\n")[2].strip()
+        if begins and "".join(number.text.split()).isdigit():
             number.decompose()
-    for link in page.select("a[href]:not(:has(img))"):
+    for link in page.select("a[href]:not(:has(img, input))"):
         shown = link.text.translate(_SEEN).strip()
+        marks = _HEADING_MARKS if link.closest(", ".join(_HEADINGS)) else _MARKS
         if not shown:
             link.unwrap()
-        elif (link.attr("href") or "").startswith("#") and not _WORD.search(shown):
-            link.decompose()  # a sign behind a heading, or a way back from a note
-    for label in page.select("label + label"):  # they stand apart, as tabs
+        elif (link.attr("href") or "").startswith("#") and marks.issuperset(shown):
+            link.decompose()
+    for label in page.select("label + label:not(pre *)"):  # they stand apart, as tabs
         label.insert_before(Text(" "))
     for group in page.select("optgroup[label]"):
         group.insert(0, Text(f" {group.attr('label')} "))

@@ -48,6 +48,7 @@ _OPEN = {("GET", path) for path in ("/health", *page.OPEN)}
 _PATHS = tuple((method, compile_path(path)[0], right) for (method, path), right in _ROUTES.items())
 
 _TOKENISED = "/tokenize"  # the route of vLLM's that takes texts longer than the model's window
+_UPLOADS = "/v1/audio/"  # the routes of vLLM that take forms
 
 _RETRY_S = "5"
 
@@ -126,7 +127,7 @@ class Gate:
             else (self._limits.body_mib, "--max-body-mib")
         )
         declared, most = 0, limit << 20
-        form = headers.get("content-type", "").lower().startswith("multipart/")  # whose bytes are no JSON
+        upload = scope["path"].startswith(_UPLOADS)  # a form, whose bytes are no JSON
         with contextlib.suppress(ValueError):  # of what is no number, only what comes is counted
             declared = int(headers.get("content-length") or 0)
 
@@ -145,7 +146,11 @@ class Gate:
                         413, f"the body has more than {limit} MiB ({option}): send less at once"
                     )
             body, allowed = b"".join(parts), self._limits.values(scope.get("method", ""))
-            if not form and len(body) >= allowed and await asyncio.to_thread(has_more_values, body, allowed):
+            if (
+                not upload
+                and len(body) >= allowed
+                and await asyncio.to_thread(has_more_values, body, allowed)
+            ):
                 raise HTTPException(
                     413,
                     f"the body has more than {allowed:,} values, as messages, documents and their fields are"

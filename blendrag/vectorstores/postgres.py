@@ -42,16 +42,17 @@ class Postgres(VectorStore):
     def pages(self) -> Iterator[list[tuple[str, Fields]]]:
         table, which, given = self._table()
         key, columns = self._key(table), self._columns(table)
-        wanted = ", ".join(map(_quoted, [key, *columns]))
-        query = f"SELECT {wanted} FROM {table} WHERE {which} {{}} ORDER BY {_quoted(key)} LIMIT {PAGE}"
-        rows = self._rows(query.format(""), given)
+        first, *others = (_in_query(_quoted(name)) for name in (key, *columns))
+        query = f"SELECT {', '.join([first, *others])} FROM {_in_query(table)} WHERE {which}"
+        order = f"ORDER BY {first} LIMIT {PAGE}"
+        rows = self._rows(f"{query} {order}", given)
         while rows:
             yield [(str(row[0]), dict(zip(columns, row[1:], strict=True))) for row in rows]
-            rows = self._rows(query.format(f"AND {_quoted(key)} > %s"), [*given, rows[-1][0]])
+            rows = self._rows(f"{query} AND {first} > %s {order}", [*given, rows[-1][0]])
 
     def count(self) -> int:
         table, which, given = self._table()
-        return int(self._rows(f"SELECT count(*) FROM {table} WHERE {which}", given)[0][0])
+        return int(self._rows(f"SELECT count(*) FROM {_in_query(table)} WHERE {which}", given)[0][0])
 
     def names(self) -> list[str]:
         tables = "SELECT relname FROM pg_class WHERE relkind IN ('r', 'p') AND pg_table_is_visible(oid)"
@@ -99,3 +100,8 @@ class Postgres(VectorStore):
 
 def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
+
+
+def _in_query(name: str) -> str:
+    """Return a name as a query with placeholders has it."""
+    return name.replace("%", "%%")

@@ -165,7 +165,7 @@ def table(folder: Path, stack: ExitStack) -> Running:
     return _postgres(
         folder,
         stack,
-        f"CREATE TABLE {COLLECTION} (id text PRIMARY KEY, text varchar, embedding vector(2))",
+        f'CREATE TABLE {COLLECTION} (id text PRIMARY KEY, text varchar, embedding vector(2), "% {{}}" text)',
         f"INSERT INTO {COLLECTION} VALUES (%s, %s, '[1, 0.5]')",
         f"DELETE FROM {COLLECTION} WHERE id = ANY (%s)",
     )

@@ -209,7 +209,11 @@ def test_xhtml_is_read() -> None:
         ("<pre>a\n b<button>Copy</button></pre>", "```\na\n b\n```\n\n Copy"),
         ("<label>Linux</label><label>Mac</label>, <label>Na</label>me", "Linux Mac, Name"),
         ("<pre><i class=linenos> 1</i>a\n<i class=ln>2 </i> b\n</pre>", "```\na\n b\n```"),
-        ("<p><b class=lineno>Line 5</b>: a", "Line 5: a"),
+        ("<p><b class=lineno>Line 5</b>: a <b class=line-number>42</b>", "Line 5: a 42"),
+        ("<pre>x = <i class=ln>2</i> + 1</pre>", "```\nx = 2 + 1\n```"),
+        ("<table><tr><th>a<th>b<tr><td class=linenos>1<td>9</table>", "| a | b |\n| --- | --- |\n| 1 | 9 |"),
+        ("<p><a href=#op>+</a> and <a href=#>★★</a>", "[+](#op) and [★★](#)"),
+        ("<h2>Use <a href=#use>#</a></h2>", "## Use"),
         ("<table><tr><td class=linenos><pre>1</pre><td><pre>a</pre></table>", "```\na\n```"),
         ("<table><tr><td class=lntd><pre><i class=lnt>1</i></pre><td><pre>a</pre></table>", "```\na\n```"),
         (

@@ -43,7 +43,8 @@ def app(known: Keys | None, requests: Requests | None = None, **options: Any) ->
     async def talk(socket: WebSocket) -> None:
         await socket.accept()
 
-    for path in ("/health", "/metrics", "/v1/models", "/v1/completions", "/v1/responses", "/invocations"):
+    asked = ("/v1/completions", "/v1/responses", "/v1/audio/transcriptions", "/invocations")
+    for path in ("/health", "/metrics", "/v1/models", *asked):
         made.add_api_route(path, answer, methods=["GET", "POST"])
     made.add_api_route("/v1/kb/prefetch", busy, methods=["POST"])
     made.add_api_websocket_route("/v1/realtime", talk)
@@ -196,8 +197,9 @@ def test_body_of_many_values_is_refused_by_the_option_that_allows_more(body: Any
 
 def test_bytes_of_a_file_are_not_taken_for_values() -> None:
     sound = bytes(range(256)) * 1000
-    answer = TestClient(app(None)).post("/v1/completions", files={"file": sound})
-    assert answer.json()["size"] > len(sound)
+    client = TestClient(app(None))
+    assert client.post("/v1/audio/transcriptions", files={"file": sound}).json()["size"] > len(sound)
+    assert client.post("/v1/completions", files={"file": sound}).status_code == 413
 
 
 def test_body_that_is_too_long_is_refused_by_the_option_that_allows_more() -> None:

@@ -186,14 +186,14 @@ def test_arm_with_a_budget_has_its_own_and_others_have_none(settings: Settings) 
     words = ["512", "128:uniform", "random", "hkvd@0.3:64:critical"]
     arms = {arm.name: arm for arm in parse_arms(words, (0.1,), settings)}
     assert list(arms) == [
-        "full", "query@0.15", "query@0.15:512", "query@0.15:128:uniform", "random@0.1", "hkvd@0.3",
+        "full", "query@0.12", "query@0.12:512", "query@0.12:128:uniform", "random@0.1", "hkvd@0.3",
         "hkvd@0.3:64:critical",
     ]  # fmt: skip
     own = settings.model_copy(update={"kv_budget": "9:uniform"})
     options = {name: arm.recipe(own, "store", ()).options for name, arm in arms.items() if arm.ratio}
-    assert options["query@0.15"].kv_budget is None
-    assert options["query@0.15:512"].kv_budget == "512"
-    assert options["query@0.15:128:uniform"].kv_budget == "128:uniform"
+    assert options["query@0.12"].kv_budget is None
+    assert options["query@0.12:512"].kv_budget == "512"
+    assert options["query@0.12:128:uniform"].kv_budget == "128:uniform"
 
 
 def test_adakv_has_all_ways_to_share_every_budget(settings: Settings) -> None:

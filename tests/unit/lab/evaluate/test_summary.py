@@ -145,7 +145,7 @@ def test_kl_of_the_answer_is_the_mean_over_its_tokens(samples: Samples, rows: Qu
 # -- arms that decode from a budget of KV ---------------------------------------------------------------
 
 ARMS = parse_arms(["512:ada", "512:uniform", "2048:ada"], None, Settings())
-WHOLE = "query@0.15"
+WHOLE = "query@0.12"
 
 
 def sample(question: int, arm: str, nll: float | None, kl: float = 0.0, kept: int = 0) -> AnswerSample:
