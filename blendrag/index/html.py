@@ -159,19 +159,7 @@ def _prepare(page: Document) -> None:
         place = menu.source_location
         menu.decompose() if place and place.end_tag else menu.unwrap()
     page.remove("iframe")
-    for number in page.select(_LINE_NUMBERS):
-        before = number.previous_sibling
-        told = before.data if isinstance(before, Text) else before.text if isinstance(before, Element) else ""
-        begins = number.tag == "td" or not told.rpartition("\n")[2].strip()
-        if begins and "".join(number.text.split()).isdigit():
-            number.decompose()
-    for link in page.select("a[href]:not(:has(img, input))"):
-        shown = link.text.translate(_SEEN).strip()
-        marks = _HEADING_MARKS if link.closest(", ".join(_HEADINGS)) else _MARKS
-        if not shown:
-            link.unwrap()
-        elif (link.attr("href") or "").startswith("#") and marks.issuperset(shown):
-            link.decompose()
+    _drop_marks(page)
     for label in page.select("label + label:not(pre *)"):  # they stand apart, as tabs
         label.insert_before(Text(" "))
     for group in page.select("optgroup[label]"):
@@ -222,6 +210,23 @@ def _prepare(page: Document) -> None:
     layout = {table for _, table in _nearest(page.select("pre, table") if tables else [], "table")}
     for table in tables:
         _unfold(table) if table in layout else _complete(table)
+
+
+def _drop_marks(page: Document) -> None:
+    """Drop what generators of documentation add: numbers of code's lines, links to where they stand."""
+    for number in page.select(_LINE_NUMBERS):
+        before = number.previous_sibling
+        told = before.data if isinstance(before, Text) else before.text if isinstance(before, Element) else ""
+        begins = number.tag == "td" or not told.rpartition("\n")[2].strip()
+        if begins and "".join(number.text.split()).isdigit():
+            number.decompose()
+    for link in page.select("a[href]:not(:has(img, input))"):
+        shown = link.text.translate(_SEEN).strip()
+        marks = _HEADING_MARKS if link.closest(", ".join(_HEADINGS)) else _MARKS
+        if not shown:
+            link.unwrap()
+        elif (link.attr("href") or "").startswith("#") and marks.issuperset(shown):
+            link.decompose()
 
 
 def _keep_one_form(page: Document) -> None:
