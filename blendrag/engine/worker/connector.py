@@ -121,7 +121,9 @@ class BlendConnector(KVConnectorBase_V1):
             hook.bind(blocks)
 
     def on_new_request(self, request: Any) -> None:
-        self._of(request)
+        asked = self._of(request)
+        if not isinstance(asked.params, dict | None):
+            asked.drop_params()  # vLLM's scheduler looks into them next, and would end the engine
 
     def _of(self, request: Any) -> Asked:
         """Return what is known of a request. Its recipe is read once: a waiting request is asked about in
@@ -236,12 +238,13 @@ class BlendConnector(KVConnectorBase_V1):
         if isinstance(outcome, Exception):  # in any case, the engine's own prefill gives the right answer
             self._failures.log(outcome)
             outcome = BlendReport.failed(outcome, order.written)
+        if not order.token_ids:  # nobody waits for it: its request is in a step, perhaps in this one
+            return
         if outcome is not None:
             if outcome.fallback:
                 self._fail(order, outcome.prefix + outcome.exact)
             self._reports[order.request_id] = outcome
-        if order.token_ids:  # otherwise nobody waits for it
-            self._arrived.add(order.request_id)
+        self._arrived.add(order.request_id)
 
     def _fail(self, order: Any, there: int) -> None:
         """Note what has to be computed in place of what the order should have brought: all but the first

@@ -14,6 +14,7 @@ import pytest
 from blendrag.engine.compat.connector import KVConnectorRole
 from blendrag.engine.forward.slices import exhaust
 from blendrag.engine.hooks import Orders, Step
+from blendrag.engine.wire.prefixes import NodeLoad
 from blendrag.engine.wire.recipe import BlendOrder, EvictionOrder, Recipe
 from blendrag.engine.wire.report import BlendReport
 from blendrag.engine.worker.connector import BlendConnector, BlendReports
@@ -137,3 +138,15 @@ def test_what_cannot_be_blended_is_left_to_the_engine(connector: BlendConnector)
     assert there == {"r"} and said is not None
     assert "not open" in str(said.reports["r"].fallback)
     assert connector.get_block_ids_with_load_errors() == set(BLOCK_IDS)
+
+
+def test_use_of_nodes_that_cannot_be_noted_spoils_no_block_of_a_running_request(
+    connector: BlendConnector,
+) -> None:
+    """Nor is it waited for: the engine has that KV itself."""
+    plane: Any = connector._data_plane
+    broken: Any = SimpleNamespace(kv=SimpleNamespace(tiers=[]), close=lambda: None)  # as by a policy's error
+    next(hook for hook in plane.hooks if hook.name == "prefixes")._trees["tree"] = broken
+    order = NodeLoad("r", "ticket", "tree", (("node", 200),), [], BLOCK_IDS, 0)
+    assert step(connector, prefixes=Orders([order])) == (set(), None)
+    assert connector.get_block_ids_with_load_errors() == set()
