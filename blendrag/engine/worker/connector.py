@@ -99,6 +99,7 @@ class BlendConnector(KVConnectorBase_V1):
         self._hooks = _hooks(transfer, groups, self._states)
         self._running: set[str] = set()  # requests that the last step computed something for
         self._asked: dict[str, Asked] = {}
+        self._refused: dict[str, BlendReport] = {}  # by ticket, until the workers are told
         self._tally: Tally = {}
         # worker half
         self._data_plane: Plane | None = None
@@ -121,9 +122,7 @@ class BlendConnector(KVConnectorBase_V1):
             hook.bind(blocks)
 
     def on_new_request(self, request: Any) -> None:
-        asked = self._of(request)
-        if not isinstance(asked.params, dict | None):
-            asked.drop_params()  # vLLM's scheduler looks into them next, and would end the engine
+        self._of(request)
 
     def _of(self, request: Any) -> Asked:
         """Return what is known of a request. Its recipe is read once: a waiting request is asked about in
@@ -139,6 +138,8 @@ class BlendConnector(KVConnectorBase_V1):
                 hook.arrived(asked)
         except Exception as error:  # a server's clients send what they like
             asked.refuse("recipe", f"unreadable recipe: {error}")
+            if not isinstance(asked.params, dict):
+                asked.drop_params()  # vLLM's scheduler looks into them next, and would end the engine
         return asked
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
@@ -155,16 +156,20 @@ class BlendConnector(KVConnectorBase_V1):
             hook.allocated(asked, block_ids, num_external_tokens)
         if num_external_tokens and asked.state != "failed":
             asked.state = "ordered"
+        if asked.refused and asked.result is not None and asked.result.cause != "recipe":
+            self._refused[asked.ticket] = asked.result
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         step = SchedulerStep(scheduler_output)
         before, self._running = self._running, set(step.tokens)
+        refused, self._refused = self._refused, {}
         return Step(
             {hook.name: hook.orders(step) for hook in self._hooks},
             busy=bool(self._running),
             follows=not before.isdisjoint(self._running),
             ended=step.ended,
             preempted=step.preempted,
+            refused=refused,
         )
 
     def update_connector_output(self, connector_output: Any) -> None:
@@ -205,6 +210,8 @@ class BlendConnector(KVConnectorBase_V1):
         super().bind_connector_metadata(connector_metadata)
         if self._data_plane is None or not isinstance(connector_metadata, Step):
             return
+        for ticket, report in connector_metadata.refused.items():
+            self._data_plane.reports.keep(ticket, report)
         for hook in self._data_plane.hooks:
             if messages := hook.before_forward(connector_metadata):
                 self._messages.setdefault(hook.name, {}).update(messages)
@@ -221,8 +228,6 @@ class BlendConnector(KVConnectorBase_V1):
         for hook in self._data_plane.hooks:
             for order, outcome in hook.bring(step):
                 self._finish(order, outcome)
-                if isinstance(outcome, BlendReport):
-                    self._data_plane.reports.keep(order.ticket, outcome)
 
     def wait_for_save(self) -> None:
         if self._data_plane is not None:
@@ -244,6 +249,8 @@ class BlendConnector(KVConnectorBase_V1):
             if outcome.fallback:
                 self._fail(order, outcome.prefix + outcome.exact)
             self._reports[order.request_id] = outcome
+            if self._data_plane is not None:
+                self._data_plane.reports.keep(order.ticket, outcome)
         self._arrived.add(order.request_id)
 
     def _fail(self, order: Any, there: int) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from blendrag.engine.compat.connector import KVConnectorRole
 from blendrag.engine.forward.slices import exhaust
-from blendrag.engine.hooks import Orders, Step
+from blendrag.engine.hooks import Orders, Reports, Step
 from blendrag.engine.wire.prefixes import NodeLoad
 from blendrag.engine.wire.recipe import BlendOrder, EvictionOrder, Recipe
 from blendrag.engine.wire.report import BlendReport
@@ -137,7 +137,16 @@ def test_what_cannot_be_blended_is_left_to_the_engine(connector: BlendConnector)
     there, said = step(connector, blend=Orders([order]))
     assert there == {"r"} and said is not None
     assert "not open" in str(said.reports["r"].fallback)
+    bound: Any = connector._data_plane
+    assert bound.reports.get("ticket") == said.reports["r"], "a stream asks for it"
     assert connector.get_block_ids_with_load_errors() == set(BLOCK_IDS)
+
+
+def test_report_is_there_until_a_stream_ends_beside_a_thousand_others() -> None:
+    reports = Reports()
+    for number in range(1500):
+        reports.keep(str(number), BlendReport(cached=number))
+    assert reports.get("0") == BlendReport(cached=0)
 
 
 def test_use_of_nodes_that_cannot_be_noted_spoils_no_block_of_a_running_request(

@@ -210,6 +210,28 @@ def test_failed_prefix_is_stored_once_the_request_comes_again(config: Any) -> No
     assert metadata.of("prefixes").others == []
 
 
+def test_stream_of_a_prompt_that_the_scheduler_refuses_is_told_why(config: Any) -> None:
+    """It asks a worker, which has never heard of the prompt."""
+    scheduler = BlendConnector(config, KVConnectorRole.SCHEDULER, BLOCKS)
+    worker = BlendConnector(config, KVConnectorRole.WORKER, BLOCKS)
+    worker.bind(plane(succeeds))
+    given: Any = SimpleNamespace(get_block_ids=lambda: ([1, 2, 3],))
+    first, second = request(), request()
+    second.request_id = "two"
+    scheduler.update_state_after_alloc(first, given, scheduler.get_num_new_matched_tokens(first, 0)[0] or 0)
+    reports = connector.BlendReports({"one": BlendReport.failed(MemoryError("none left"))})
+    output = SimpleNamespace(kv_connector_worker_meta=reports, invalid_block_ids=set())
+    scheduler.update_connector_output(output)
+    assert scheduler.get_num_new_matched_tokens(second, 0)[0] == 0
+    scheduler.update_state_after_alloc(second, given, 0)
+    step = SimpleNamespace(num_scheduled_tokens={}, finished_req_ids=set(), preempted_req_ids=None)
+    step.scheduled_cached_reqs = SimpleNamespace(req_ids=[], new_block_ids=[], resumed_req_ids=set())
+    worker.bind_connector_metadata(scheduler.build_connector_meta(step))
+    bound: Any = worker._data_plane
+    told = bound.reports.get("ticket")
+    assert told is not None and told.cause == "memory" and "just run out" in str(told.fallback)
+
+
 @pytest.mark.parametrize("grows", [False, True])
 def test_growth_is_not_counted_as_requests(config: Any, grows: bool) -> None:
     """What it loads, and what it computes; of others, both are."""
