@@ -214,7 +214,7 @@ def test_stream_of_a_prompt_that_the_scheduler_refuses_is_told_why(config: Any) 
     """It asks a worker, which has never heard of the prompt."""
     scheduler = BlendConnector(config, KVConnectorRole.SCHEDULER, BLOCKS)
     worker = BlendConnector(config, KVConnectorRole.WORKER, BLOCKS)
-    worker.bind(plane(succeeds))
+    worker.bind(plane(lambda order, pace: succeeds(pace)))
     given: Any = SimpleNamespace(get_block_ids=lambda: ([1, 2, 3],))
     first, second = request(), request()
     second.request_id = "two"
