@@ -27,7 +27,7 @@ from blendrag.store.tiers import Tier
 if TYPE_CHECKING:
     from blendrag.engine.forward.prompt_forward import Note
 
-_KEPT_REPORTS = 256
+_KEPT_REPORTS = 2048  # more than vLLM has requests at a time on large GPUs, 1024: a stream asks at its end
 
 
 @dataclass(slots=True)
@@ -75,7 +75,8 @@ class Step(KVConnectorMetadata):
 
     orders: by mechanism. busy: whether the step computes anything for running requests. follows: whether it
     comes right after the last one, as it does while an answer is being generated. ended: requests that have
-    ended, or given up. preempted: requests that have lost their blocks.
+    ended, or given up. preempted: requests that have lost their blocks. refused: reports by ticket on those
+    that no worker hears of otherwise, since streams ask a worker.
     """
 
     orders: dict[str, Orders] = field(default_factory=dict)
@@ -83,6 +84,7 @@ class Step(KVConnectorMetadata):
     follows: bool = False
     ended: frozenset[str] = frozenset()
     preempted: frozenset[str] = frozenset()
+    refused: dict[str, BlendReport] = field(default_factory=dict)
 
     def of(self, name: str) -> Orders:
         return self.orders.get(name, Orders())

@@ -34,6 +34,8 @@ class BlendClaims(SchedulerHook):
         asked.recipe = read_recipe(asked.params)
         if asked.recipe and self._salted and not asked.salt:
             asked.refuse("salt", "no cache salt while prefix caching is on")
+        elif asked.recipe and asked.computed_anyway:
+            asked.refuse("recipe", "with prompt_logprobs, all of a prompt is computed")
 
     def claim(self, asked: Asked, computed: int) -> int | None:
         if asked.recipe is None:

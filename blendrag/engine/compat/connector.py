@@ -92,6 +92,10 @@ class SchedulerRequest:
         params: dict[str, Any] | None = self.request.kv_transfer_params
         return params
 
+    def drop_params(self) -> None:
+        """Have nobody look into these parameters any more."""
+        self.request.kv_transfer_params = None
+
     @property
     def salt(self) -> str | None:
         salt: str | None = self.request.cache_salt
@@ -113,6 +117,12 @@ class SchedulerRequest:
     def answered(self) -> bool:
         """Return whether its first token is known."""
         return bool(self.request.num_output_tokens)
+
+    @property
+    def computed_anyway(self) -> bool:
+        """Return whether all of its prompt is computed, whatever is claimed: its log probabilities are asked
+        for."""
+        return bool(getattr(self.request, "skip_reading_prefix_cache", False))
 
     def ids(self, end: int) -> list[int]:
         """Return its first ``end`` token ids."""

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable
 from concurrent.futures import Executor, wait
+from contextlib import suppress
 from statistics import median
 from typing import Any, NamedTuple, TypeVar
 
@@ -189,7 +190,7 @@ class BlendQueue:
         """Make an order that was begun fail, because its store closes. The engine prefills it."""
         if self._current and self._current[0].recipe.store == store:
             order, blend = self._current
-            blend.close()
+            _end(blend)
             self._current = order, _stopped()
 
     def cancel(self, ended: Collection[str]) -> list[BlendOrder]:
@@ -198,10 +199,16 @@ class BlendQueue:
         self._waiting = deque(order for order in self._waiting if order.request_id not in ended)
         if self._current and self._current[0].request_id in ended:
             order, blend = self._current
-            blend.close()
+            _end(blend)
             self._current = None
             gone.append(order)
         return gone
+
+
+def _end(blend: Sliced) -> None:
+    """End a blend that nobody waits for. What giving something back raises must not end the engine."""
+    with suppress(Exception):
+        blend.close()
 
 
 def _stopped() -> Sliced:

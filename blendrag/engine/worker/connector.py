@@ -99,6 +99,7 @@ class BlendConnector(KVConnectorBase_V1):
         self._hooks = _hooks(transfer, groups, self._states)
         self._running: set[str] = set()  # requests that the last step computed something for
         self._asked: dict[str, Asked] = {}
+        self._refused: dict[str, BlendReport] = {}  # by ticket, until the workers are told
         self._tally: Tally = {}
         # worker half
         self._data_plane: Plane | None = None
@@ -137,6 +138,8 @@ class BlendConnector(KVConnectorBase_V1):
                 hook.arrived(asked)
         except Exception as error:  # a server's clients send what they like
             asked.refuse("recipe", f"unreadable recipe: {error}")
+            if not isinstance(asked.params, dict):
+                asked.drop_params()  # vLLM's scheduler looks into them next, and would end the engine
         return asked
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
@@ -153,16 +156,20 @@ class BlendConnector(KVConnectorBase_V1):
             hook.allocated(asked, block_ids, num_external_tokens)
         if num_external_tokens and asked.state != "failed":
             asked.state = "ordered"
+        if asked.refused and asked.result is not None and asked.result.cause != "recipe":
+            self._refused[asked.ticket] = asked.result
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         step = SchedulerStep(scheduler_output)
         before, self._running = self._running, set(step.tokens)
+        refused, self._refused = self._refused, {}
         return Step(
             {hook.name: hook.orders(step) for hook in self._hooks},
             busy=bool(self._running),
             follows=not before.isdisjoint(self._running),
             ended=step.ended,
             preempted=step.preempted,
+            refused=refused,
         )
 
     def update_connector_output(self, connector_output: Any) -> None:
@@ -203,6 +210,8 @@ class BlendConnector(KVConnectorBase_V1):
         super().bind_connector_metadata(connector_metadata)
         if self._data_plane is None or not isinstance(connector_metadata, Step):
             return
+        for ticket, report in connector_metadata.refused.items():
+            self._data_plane.reports.keep(ticket, report)
         for hook in self._data_plane.hooks:
             if messages := hook.before_forward(connector_metadata):
                 self._messages.setdefault(hook.name, {}).update(messages)
@@ -219,8 +228,6 @@ class BlendConnector(KVConnectorBase_V1):
         for hook in self._data_plane.hooks:
             for order, outcome in hook.bring(step):
                 self._finish(order, outcome)
-                if isinstance(outcome, BlendReport):
-                    self._data_plane.reports.keep(order.ticket, outcome)
 
     def wait_for_save(self) -> None:
         if self._data_plane is not None:
@@ -236,12 +243,15 @@ class BlendConnector(KVConnectorBase_V1):
         if isinstance(outcome, Exception):  # in any case, the engine's own prefill gives the right answer
             self._failures.log(outcome)
             outcome = BlendReport.failed(outcome, order.written)
+        if not order.token_ids:  # nobody waits for it: its request is in a step, perhaps in this one
+            return
         if outcome is not None:
             if outcome.fallback:
                 self._fail(order, outcome.prefix + outcome.exact)
             self._reports[order.request_id] = outcome
-        if order.token_ids:  # otherwise nobody waits for it
-            self._arrived.add(order.request_id)
+            if self._data_plane is not None:
+                self._data_plane.reports.keep(order.ticket, outcome)
+        self._arrived.add(order.request_id)
 
     def _fail(self, order: Any, there: int) -> None:
         """Note what has to be computed in place of what the order should have brought: all but the first

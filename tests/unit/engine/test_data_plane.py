@@ -13,7 +13,8 @@ import pytest
 
 from blendrag.engine.compat.connector import KVConnectorRole
 from blendrag.engine.forward.slices import exhaust
-from blendrag.engine.hooks import Orders, Step
+from blendrag.engine.hooks import Orders, Reports, Step
+from blendrag.engine.wire.prefixes import NodeLoad
 from blendrag.engine.wire.recipe import BlendOrder, EvictionOrder, Recipe
 from blendrag.engine.wire.report import BlendReport
 from blendrag.engine.worker.connector import BlendConnector, BlendReports
@@ -136,4 +137,25 @@ def test_what_cannot_be_blended_is_left_to_the_engine(connector: BlendConnector)
     there, said = step(connector, blend=Orders([order]))
     assert there == {"r"} and said is not None
     assert "not open" in str(said.reports["r"].fallback)
+    bound: Any = connector._data_plane
+    assert bound.reports.get("ticket") == said.reports["r"], "a stream asks for it"
     assert connector.get_block_ids_with_load_errors() == set(BLOCK_IDS)
+
+
+def test_report_is_there_until_a_stream_ends_beside_a_thousand_others() -> None:
+    reports = Reports()
+    for number in range(1500):
+        reports.keep(str(number), BlendReport(cached=number))
+    assert reports.get("0") == BlendReport(cached=0)
+
+
+def test_use_of_nodes_that_cannot_be_noted_spoils_no_block_of_a_running_request(
+    connector: BlendConnector,
+) -> None:
+    """Nor is it waited for: the engine has that KV itself."""
+    plane: Any = connector._data_plane
+    broken: Any = SimpleNamespace(kv=SimpleNamespace(tiers=[]), close=lambda: None)  # as by a policy's error
+    next(hook for hook in plane.hooks if hook.name == "prefixes")._trees["tree"] = broken
+    order = NodeLoad("r", "ticket", "tree", (("node", 200),), [], BLOCK_IDS, 0)
+    assert step(connector, prefixes=Orders([order])) == (set(), None)
+    assert connector.get_block_ids_with_load_errors() == set()

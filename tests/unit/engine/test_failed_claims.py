@@ -61,21 +61,20 @@ def config(model_dir: Path) -> Any:
     return engine_config(model_dir, Settings.load(blend_share=1.0))
 
 
-def request() -> Request:
-    recipe = Recipe("store", (("chunk", 4, 200),))
+def request(**more: Any) -> Request:
+    recipe = Recipe("store", (("chunk", 4, 200),)).transfer_params("ticket")
     params = SamplingParams(
-        max_tokens=ANSWER,
-        ignore_eos=True,
-        extra_args={"kv_transfer_params": recipe.transfer_params("ticket")},
+        **{"extra_args": {"kv_transfer_params": recipe}, **more}, max_tokens=ANSWER, ignore_eos=True
     )
     params.update_from_generation_config({}, 1)
     return Request("one", list(range(PROMPT)), params, None)
 
 
 def answer(
-    config: Any, blend: Any, blocks: KVCacheConfig = BLOCKS, guard: LoadGuard | None = None
+    config: Any, blend: Any, blocks: KVCacheConfig = BLOCKS, guard: LoadGuard | None = None, **more: Any
 ) -> tuple[list[int], dict[str, Any]]:
-    """The tokens of a request whose blend does this, and what the engine says of it. guard: the worker's."""
+    """The tokens of a request whose blend does this, and what the engine says of it. guard: the worker's.
+    more: sampling parameters."""
     scheduler = AsyncScheduler(config, blocks, StructuredOutputManager(config), block_size=128)
     runner = Runner(GroupsConnector(config, KVConnectorRole.WORKER, blocks))
 
@@ -86,7 +85,7 @@ def answer(
         return report
 
     runner.connector.bind(plane(start, guard=guard))
-    scheduler.add_request(request())
+    scheduler.add_request(request(**more))
     steps: deque[tuple[Any, ModelRunnerOutput]] = deque()
     tokens: list[int] = []
     said: dict[str, Any] = {}
@@ -152,6 +151,19 @@ def test_prompt_that_is_refused_is_prefilled_behind_what_is_there(config: Any) -
     assert said["blendrag"]["cause"] == "loading" and said["blendrag"]["exact"] == 130
 
 
+@pytest.mark.parametrize("params", ["text", ["a", "list"], 7.5])
+def test_parameters_of_a_wrong_kind_do_not_end_the_engine(config: Any, params: Any) -> None:
+    """vLLM's own scheduler looks into them behind us."""
+    tokens, said = answer(config, succeeds, extra_args={"kv_transfer_params": params})
+    assert tokens == RIGHT and said["blendrag"]["cause"] == "recipe"
+
+
+def test_answer_says_why_a_prompt_whose_log_probabilities_are_asked_for_is_not_blended(config: Any) -> None:
+    """vLLM computes all of it, whatever is claimed."""
+    tokens, said = answer(config, succeeds, prompt_logprobs=1)
+    assert tokens == RIGHT and "prompt_logprobs" in said["blendrag"]["fallback"]
+
+
 @pytest.mark.parametrize(("blend", "timed"), [(succeeds, False), (is_refused, False), (fails_at_once, True)])
 def test_guard_hears_of_prefills_of_the_engine_that_are_long_enough(
     config: Any, blend: Any, timed: bool
@@ -196,6 +208,28 @@ def test_failed_prefix_is_stored_once_the_request_comes_again(config: Any) -> No
     )
     metadata: Any = scheduler.build_connector_meta(step)
     assert metadata.of("prefixes").others == []
+
+
+def test_stream_of_a_prompt_that_the_scheduler_refuses_is_told_why(config: Any) -> None:
+    """It asks a worker, which has never heard of the prompt."""
+    scheduler = BlendConnector(config, KVConnectorRole.SCHEDULER, BLOCKS)
+    worker = BlendConnector(config, KVConnectorRole.WORKER, BLOCKS)
+    worker.bind(plane(lambda order, pace: succeeds(pace)))
+    given: Any = SimpleNamespace(get_block_ids=lambda: ([1, 2, 3],))
+    first, second = request(), request()
+    second.request_id = "two"
+    scheduler.update_state_after_alloc(first, given, scheduler.get_num_new_matched_tokens(first, 0)[0] or 0)
+    reports = connector.BlendReports({"one": BlendReport.failed(MemoryError("none left"))})
+    output = SimpleNamespace(kv_connector_worker_meta=reports, invalid_block_ids=set())
+    scheduler.update_connector_output(output)
+    assert scheduler.get_num_new_matched_tokens(second, 0)[0] == 0
+    scheduler.update_state_after_alloc(second, given, 0)
+    step = SimpleNamespace(num_scheduled_tokens={}, finished_req_ids=set(), preempted_req_ids=None)
+    step.scheduled_cached_reqs = SimpleNamespace(req_ids=[], new_block_ids=[], resumed_req_ids=set())
+    worker.bind_connector_metadata(scheduler.build_connector_meta(step))
+    bound: Any = worker._data_plane
+    told = bound.reports.get("ticket")
+    assert told is not None and told.cause == "memory" and "just run out" in str(told.fallback)
 
 
 @pytest.mark.parametrize("grows", [False, True])

@@ -41,6 +41,8 @@ class Work:
             return BlendReport(selector=order.request_id)
         finally:
             self.left.append(order.request_id)
+            if order.request_id == "stale":
+                raise OSError("a stale file")
 
 
 ENOUGH_S = 10.0
@@ -104,6 +106,14 @@ def test_cancelled_blend_gives_back_what_it_opened(work: Work) -> None:
     assert {one.request_id for one in gone} == {"a", "b"}
     assert work.left == ["a"]  # b was not begun
     assert finished(queue) == ["c"]
+
+
+def test_blend_that_cannot_give_back_what_it_opened_ends_no_engine(work: Work) -> None:
+    queue = BlendQueue(work.start)
+    queue.add([order("stale"), order("b")])
+    queue.run(0.0)
+    assert [one.request_id for one in queue.cancel({"stale"})] == ["stale"] == work.left
+    assert finished(queue) == ["b"]
 
 
 def test_blend_fails_when_its_store_closes(work: Work) -> None:
