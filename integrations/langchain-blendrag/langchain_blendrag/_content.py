@@ -22,10 +22,12 @@ _ELSEWHERE = CALLS | {
 _WITHIN = (
     "text", "refusal", "transcript", "content", "source", "data", "document", "output", "value",
     "citationsContent", "code_execution_result", "file", "functionResponse", "guardContent", "logs",
-    "outputs", "parts", "resource", "response", "result", "results", "stdout", "toolResult",
+    "outputs", "parts", "resource", "response", "result", "results", "searchResult", "stdout", "toolResult",
 )  # fmt: skip
 _DATA = ("json", "response", "output", "data")  # keys of what a tool gave, if that is no text
-_MEDIA = re.compile(r"image|audio|video|file|media|document|inline_?data|text-plain", re.IGNORECASE)
+_MEDIA = re.compile(
+    r"image|audio|video|file|media|document|inline_?data|screenshot|text-plain", re.IGNORECASE
+)
 
 
 def kind_of(block: Any) -> str:
@@ -78,13 +80,16 @@ def _read(value: Any, left_out: Counter[str], streamed: bool) -> str | None:
         if within is None or (text := _read(within, left_out, streamed)) is None:
             continue
         empty = ""
-        above = [value.get(about) for about in ("title", "context")] if name != "text" else []
+        is_document = name != "text" or value.get("type") == "text-plain"
+        above = [value.get(about) for about in ("title", "context")] if is_document else []
         below = [value.get("stderr")] if name == "stdout" else []
         if read := "\n".join(part for part in (*above, text, *below) if isinstance(part, str) and part):
             return read
     for name in _DATA:
-        if isinstance(value.get(name), Mapping | list):
-            return json.dumps(value[name], ensure_ascii=False, default=str)
+        found = value.get(name)
+        of_media = any(is_media(kind_of(one)) for one in (found if isinstance(found, list) else [found]))
+        if isinstance(found, Mapping | list) and not of_media:
+            return json.dumps(found, ensure_ascii=False, default=str)
     return empty
 
 
