@@ -25,9 +25,7 @@ _WITHIN = (
     "outputs", "parts", "resource", "response", "result", "results", "searchResult", "stdout", "toolResult",
 )  # fmt: skip
 _DATA = ("json", "response", "output", "data")  # keys of what a tool gave, if that is no text
-_MEDIA = re.compile(
-    r"image|audio|video|file|media|document|inline_?data|screenshot|text-plain", re.IGNORECASE
-)
+_MEDIA = re.compile(r"image|audio|video|file|media|document|inline_?data|text-plain", re.IGNORECASE)
 
 
 def kind_of(block: Any) -> str:
@@ -86,10 +84,8 @@ def _read(value: Any, left_out: Counter[str], streamed: bool) -> str | None:
         if read := "\n".join(part for part in (*above, text, *below) if isinstance(part, str) and part):
             return read
     for name in _DATA:
-        found = value.get(name)
-        of_media = any(is_media(kind_of(one)) for one in (found if isinstance(found, list) else [found]))
-        if isinstance(found, Mapping | list) and not of_media:
-            return json.dumps(found, ensure_ascii=False, default=str)
+        if isinstance(value.get(name), Mapping | list):
+            return json.dumps(value[name], ensure_ascii=False, default=str)
     return empty
 
 

@@ -52,20 +52,6 @@ BESIDE: list[tuple[Any, dict[str, int]]] = [
     ({"type": "image", "base64": "aGk=", "mime_type": "image/png"}, {"image": 1}),
     ({"type": "image_generation_call", "result": None, "id": "i"}, {"image_generation_call": 1}),
     ({"type": "image_generation_call", "result": "iVBORw0KGgo=", "id": "i"}, {"image_generation_call": 1}),
-    (
-        {
-            "type": "function_call_output",
-            "output": [{"type": "input_image", "image_url": "data:image/png;base64,aGk="}],
-        },
-        {"input_image": 1, "function_call_output": 1},
-    ),
-    (
-        {
-            "type": "computer_call_output",
-            "output": {"type": "computer_screenshot", "image_url": "data:image/png"},
-        },
-        {"computer_call_output": 1},
-    ),
     ({"type": "new_in_2027", "payload": {"a": [1]}}, {"new_in_2027": 1}),
 ]
 # Blocks with text of their own, in any message.
