@@ -9,10 +9,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
-from unicodedata import is_normalized
 
 from blendrag.prompt.anchors import Anchors
-from blendrag.prompt.template import decode
+from blendrag.prompt.template import changes_letters, decode
 
 ANCHOR = 32
 SHORT_ANCHOR = 16  # for texts shorter than ANCHOR; still shorter ones are found through hints only
@@ -226,7 +225,8 @@ class Recogniser:
     def _spellings(self, known: KnownText) -> Iterable[str]:
         """Return a text, and what its tokens spell if that is another one: some tokenizers put letters in
         normal form, and a server reads prompts off their tokens."""
-        spelt = None if is_normalized("NFKC", known.text) else decode(self._tokenizer, known.token_ids)
+        changed = changes_letters(self._tokenizer, known.text)
+        spelt = decode(self._tokenizer, known.token_ids) if changed else ""
         return filter(None, dict.fromkeys((known.text, spelt)))
 
     def _anchors_of(self, text: str) -> Sequence[Anchors]:
