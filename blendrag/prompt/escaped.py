@@ -14,6 +14,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from html import unescape
 
 from blendrag.prompt.plan import Form
 from blendrag.prompt.recognise import SHORT_ANCHOR, Match, Recogniser, gaps
@@ -25,18 +26,9 @@ _STRING = re.compile(
     "".replace("H", "[0-9a-fA-F]")
 )
 _STRING_SIGNS = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f"}
-# The escapes of html.escape, markupsafe and mustache. Not html.unescape: it raises on &#999...9; of any
-# length.
-_HTML = re.compile(r"&(?:amp|lt|gt|quot|#39|#x27|#34);")
-_HTML_SIGNS = {
-    "&amp;": "&",
-    "&lt;": "<",
-    "&gt;": ">",
-    "&quot;": '"',
-    "&#39;": "'",
-    "&#x27;": "'",
-    "&#34;": '"',
-}
+# The escapes of html.escape, markupsafe, mustache, Handlebars and XML; of numbers, no more than letters have:
+# html.unescape raises on &#999...9; of any length.
+_HTML = re.compile(r"&(?:amp|lt|gt|quot|apos|nbsp|#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6});")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +109,7 @@ def _string_sign(escape: re.Match[str]) -> str:
 _IN_STRING = _Escape("\\", _STRING, _string_sign)
 _ESCAPES = (
     _IN_STRING,
-    _Escape("&", _HTML, lambda escape: _HTML_SIGNS[escape[0]]),
+    _Escape("&", _HTML, lambda escape: unescape(escape[0])[:1] or "\ufffd"),  # of no letter
     *(_Escape(mark, re.compile(mark), lambda _: "\n") for mark in ("\n    ", "\n  ", "\n\t", "\r\n")),
     _Escape("\n>", re.compile("\n> ?"), lambda _: "\n"),
     _Escape("\u00a0", re.compile("\u00a0"), lambda _: " "),

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from blendrag.prompt.anchors import Anchors
-from blendrag.prompt.template import decode
+from blendrag.prompt.template import changes_letters, decode
 
 ANCHOR = 32
 SHORT_ANCHOR = 16  # for texts shorter than ANCHOR; still shorter ones are found through hints only
@@ -82,12 +82,13 @@ class Recogniser:
                 return
             if not text or not packed:
                 return
-            if text not in self._by_text:
-                for anchors in self._anchors_of(text):
-                    anchors.add(text)
-            self._by_key[key] = KnownText(text, packed, key, source)
-            self._by_text.setdefault(text, []).append(key)
-            self._reach = max(self._reach, len(text))
+            known = self._by_key[key] = KnownText(text, packed, key, source)
+            for spelling in self._spellings(known):
+                if spelling not in self._by_text:
+                    for anchors in self._anchors_of(spelling):
+                        anchors.add(spelling)
+                self._by_text.setdefault(spelling, []).append(key)
+                self._reach = max(self._reach, len(spelling))
 
     def remove(self, key: str) -> None:
         """Forget a text; an unknown key is no error."""
@@ -95,13 +96,14 @@ class Recogniser:
             kept = self._by_key.pop(key, None)
             if kept is None:
                 return
-            same = self._by_text[kept.text]
-            same.remove(key)
-            if not same:
-                del self._by_text[kept.text]
-                self._least.pop(kept.text, None)
-                for anchors in self._anchors_of(kept.text):
-                    anchors.remove(kept.text)
+            for spelling in self._spellings(kept):
+                same = self._by_text[spelling]
+                same.remove(key)
+                if not same:
+                    del self._by_text[spelling]
+                    self._least.pop(spelling, None)
+                    for anchors in self._anchors_of(spelling):
+                        anchors.remove(spelling)
 
     def known(self, hint: str) -> KnownText | None:
         """Return the known text with this key, or this very text."""
@@ -217,7 +219,15 @@ class Recogniser:
         return 0, 0
 
     def _first(self, text: str) -> KnownText:
-        return self._by_key[self._by_text[text][0]]
+        known = self._by_key[self._by_text[text][0]]
+        return known if known.text == text else replace(known, text=text)
+
+    def _spellings(self, known: KnownText) -> Iterable[str]:
+        """Return a text, and what its tokens spell if that is another one: some tokenizers put letters in
+        normal form, and a server reads prompts off their tokens."""
+        changed = changes_letters(self._tokenizer, known.text)
+        spelt = decode(self._tokenizer, known.token_ids) if changed else ""
+        return filter(None, dict.fromkeys((known.text, spelt)))
 
     def _anchors_of(self, text: str) -> Sequence[Anchors]:
         """Return the index that ``text`` belongs in: one, or none if it is too short."""

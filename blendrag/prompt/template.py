@@ -13,6 +13,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from unicodedata import is_normalized
 from weakref import WeakKeyDictionary
 
 from jinja2 import TemplateError
@@ -130,6 +131,14 @@ def decode(tokenizer: Any, token_ids: Sequence[int]) -> str:
     text = tokenizer.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
     assert isinstance(text, str)
     return text
+
+
+def changes_letters(tokenizer: Any, text: str) -> bool:
+    """Return whether the tokenizer puts letters of ``text`` in another form, as Unicode's normal ones are."""
+    normal = getattr(getattr(tokenizer, "backend_tokenizer", None), "normalizer", None)
+    if normal is None or is_normalized("NFKC", text):  # what else it changes are blanks, which it gives back
+        return False
+    return bool(normal.normalize_str(text) != text)
 
 
 def implied_bos(tokenizer: Any) -> str | None:

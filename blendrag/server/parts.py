@@ -16,6 +16,8 @@ MARK = "cache_control"
 
 _DOCUMENTS = frozenset({"document", "search_result"})  # kinds of parts
 _DEPTH = 3  # of parts within parts
+# Where parts keep what is to be read: of tools' results, MCP's resources, and code that was run.
+_WITHIN = ("content", "output", "outputs", "results", "resource", "logs", "code_execution_result")
 
 
 def readable(message: Any, known: Collection[str], media: frozenset[str] = frozenset()) -> Any:
@@ -59,8 +61,14 @@ def text_of(part: Any, depth: int = _DEPTH) -> str:
     if (text := text_of_url(part.get("file_data"))) is not None:
         return text
     file, document, source = part.get("file"), part.get("document"), part.get("source")
-    within = part.get("content") or part.get("output") or (file if isinstance(file, dict) else None)
-    if isinstance(source, dict):  # the data of others are bytes
+    within = next(
+        (part[name] for name in _WITHIN if part.get(name)), file if isinstance(file, dict) else None
+    )
+    if "stdout" in part or "stderr" in part:
+        within = [part.get("stdout"), part.get("stderr")]
+    elif isinstance(source, dict) and source.get("type") == "base64":
+        within = text_of_url(f"data:{source.get('media_type')};base64,{source.get('data')}")
+    elif isinstance(source, dict):  # the data of others are bytes
         within = source.get("data" if source.get("type") == "text" else "content")
     elif isinstance(document, dict):
         within = document.get("text") or document.get("data") or document.get("content")

@@ -22,7 +22,7 @@ _ELSEWHERE = CALLS | {
 _WITHIN = (
     "text", "refusal", "transcript", "content", "source", "data", "document", "output", "value",
     "citationsContent", "code_execution_result", "file", "functionResponse", "guardContent", "logs",
-    "outputs", "parts", "resource", "response", "result", "results", "stdout", "toolResult",
+    "outputs", "parts", "resource", "response", "result", "results", "searchResult", "stdout", "toolResult",
 )  # fmt: skip
 _DATA = ("json", "response", "output", "data")  # keys of what a tool gave, if that is no text
 _MEDIA = re.compile(r"image|audio|video|file|media|document|inline_?data|text-plain", re.IGNORECASE)
@@ -78,7 +78,8 @@ def _read(value: Any, left_out: Counter[str], streamed: bool) -> str | None:
         if within is None or (text := _read(within, left_out, streamed)) is None:
             continue
         empty = ""
-        above = [value.get(about) for about in ("title", "context")] if name != "text" else []
+        is_document = name != "text" or value.get("type") == "text-plain"
+        above = [value.get(about) for about in ("title", "context")] if is_document else []
         below = [value.get("stderr")] if name == "stdout" else []
         if read := "\n".join(part for part in (*above, text, *below) if isinstance(part, str) and part):
             return read

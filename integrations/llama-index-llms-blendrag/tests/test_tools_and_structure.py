@@ -180,6 +180,24 @@ def test_structured_stream_grows(llm: BlendLLM, scripted: Any) -> None:
     assert getattr(partial[0], "part", None) != "battery"
 
 
+@pytest.mark.parametrize("mode", [PydanticProgramMode.LLM, PydanticProgramMode.FUNCTION])
+async def test_structured_stream_of_a_class_with_defaults_ends_with_the_whole(
+    llm: BlendLLM, scripted: Any, mode: PydanticProgramMode
+) -> None:
+    call = {"name": "Leaflet", "arguments": LEAFLET}
+    scripted.answers = [json.dumps(call if mode is PydanticProgramMode.FUNCTION else LEAFLET)]
+    llm.pydantic_program_mode = mode
+    structured, messages = llm.as_structured_llm(Leaflet), [ChatMessage("?")]
+    assert list(llm.stream_structured_predict(Leaflet, PROMPT))[-1] == Leaflet(**LEAFLET)
+    assert list(structured.stream_chat(messages))[-1].raw == Leaflet(**LEAFLET)
+    for stream in (
+        await llm.astream_structured_predict(Leaflet, PROMPT),
+        await structured.astream_chat(messages),
+    ):
+        last = [one async for one in stream][-1]
+        assert getattr(last, "raw", last) == Leaflet(**LEAFLET)
+
+
 def test_prompt_used_for_structure_stays_a_prompt(llm: BlendLLM, scripted: Any) -> None:
     scripted.answers = [WARRANTY, "Hello."]
     prompt = PromptTemplate("Say hello.")

@@ -6,6 +6,7 @@ import json
 import textwrap
 import time
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from hypothesis import HealthCheck, assume, example, given, settings
@@ -68,6 +69,19 @@ def as_mustache(texts: dict[str, str]) -> str:
     return f"Context: {stuffed}\nQ: How long?"
 
 
+def as_handlebars(texts: dict[str, str]) -> str:
+    escaped = html.escape("\n".join(texts.values()))
+    return escaped.replace("=", "&#x3D;").replace("/", "&#x2F;").replace("'", "&#39;").replace("`", "&#x60;")
+
+
+def as_xml(texts: dict[str, str]) -> str:
+    """With numbers for all signs beyond ASCII."""
+    documents = ElementTree.Element("documents")
+    for source, text in texts.items():
+        ElementTree.SubElement(documents, "document", title=text, source=source)
+    return ElementTree.tostring(documents).decode()
+
+
 def as_simple_summarize_html(texts: dict[str, str]) -> str:
     return html.escape("\n".join(texts.values()))
 
@@ -103,7 +117,8 @@ def as_unicode(texts: dict[str, str]) -> str:
 
 SHAPES = [
     as_langchain_list, as_simple_summarize, as_json, as_unicode, as_tool_answer, as_mustache,
-    as_simple_summarize_html, as_indented, as_quoted, as_loosely_quoted, as_windows_text, as_web_text,
+    as_simple_summarize_html, as_handlebars, as_xml, as_indented, as_quoted, as_loosely_quoted,
+    as_windows_text, as_web_text,
 ]  # fmt: skip
 
 
@@ -178,13 +193,28 @@ def test_document_found_up_to_its_first_escape_is_noted_once(known: Recogniser, 
 
 pieces = st.one_of(
     st.text(max_size=20),
-    st.sampled_from(["\\", "'", '"', "[", "\\x", "\\U0011ffff", "\\u12", "&", "&#", "&amp", "&amp;amp;"]),
+    st.sampled_from(
+        [
+            "\\",
+            "'",
+            '"',
+            "[",
+            "\\x",
+            "\\U0011ffff",
+            "\\u12",
+            "&",
+            "&#",
+            "&amp",
+            "&amp;amp;",
+            "&#0;&#1;&#x110000;",
+        ]
+    ),
 )
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(pieces).map("".join), st.lists(pieces).map("".join), st.booleans())
-@example("\ud800\\ud800", "&#" + 5000 * "9" + ";", True)
+@example("\ud800\\ud800", "&#" + 5000 * "9" + ";&#1;&#xd800;", True)
 def test_hostile_text_never_raises_and_never_hides_a_document(
     known: Recogniser, before: str, after: str, as_repr: bool
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 from unicodedata import normalize
@@ -9,8 +10,17 @@ from unicodedata import normalize
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from tokenizers import normalizers
 
-from blendrag.prompt import PromptPlan, Recogniser, decode, encode_document, plan_chat, render_chat
+from blendrag.prompt import (
+    PromptPlan,
+    Recogniser,
+    decode,
+    encode_document,
+    plan_chat,
+    plan_prompt,
+    render_chat,
+)
 
 MIN_TOKENS = 8
 ANCHOR = 32
@@ -100,6 +110,26 @@ def test_other_form_of_a_text_is_never_taken_for_it(
     whole = [matched for _, matched, known in found if matched == known]
     assert len(whole) == (f"{shown}\n---\n").count(text)
     assert all(len(matched) <= shared(text, shown) for _, matched, _ in found if not whole)
+
+
+@pytest.mark.parametrize(
+    "text", [PASSAGES[1], "A coil of 12 \u2126, and a fuse of 3 \u2126 at 20 \u00b0C. " * 3]
+)
+def test_text_is_found_as_tokenizers_spell_it_that_put_letters_in_normal_form(
+    tokenizer: Any, text: str
+) -> None:
+    normalising = copy.deepcopy(tokenizer)
+    normalising.backend_tokenizer.normalizer = normalizers.NFC()
+    recogniser = Recogniser(normalising, min_tokens=MIN_TOKENS)
+    recogniser.add("0", text, encode_document(normalising, text))
+    asked = [{"role": "user", "content": f"{text}\n\nWho?"}]
+    read = decode(normalising, encode_document(normalising, f"{text}\n\nWho?"))  # as a server does
+    cut = f"{normalize('NFC', text)[:80]} #"
+    assert text not in read and [match.end for match in recogniser.find(cut)] == [pytest.approx(80, abs=9)]
+    for plan in (plan_chat(asked, normalising, recogniser), plan_prompt(read, normalising, recogniser)):
+        assert plan.cached_keys == ("0",) and plan.notes[0].reason == "found"
+    recogniser.remove("0")
+    assert recogniser.find(text) == recogniser.find(read) == []
 
 
 @pytest.mark.parametrize(

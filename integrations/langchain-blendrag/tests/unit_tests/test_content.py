@@ -91,6 +91,10 @@ READ: list[tuple[Any, str]] = [
      "Sky\nIt is blue."),
     ([{"type": "search_result", "source": "https://sky", "title": "Sky", "content": [SKY]}],
      "Sky\nIt is blue."),
+    ([{"toolResult": {"content": [{"searchResult": {"source": "u", "title": "Sky", "content": [SKY]}}]}}],
+     "Sky\nIt is blue."),
+    ([{"type": "text-plain", "title": "Sky", "context": "Noon", "text": "It is blue."}],
+     "Sky\nNoon\nIt is blue."),
     ([SKY, {"type": "search_result", "source": "https://sky", "content": [SKY]}, SKY],
      "It is blue.\n\nIt is blue.\n\nIt is blue."),
 ]  # fmt: skip

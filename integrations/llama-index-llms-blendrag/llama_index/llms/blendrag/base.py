@@ -369,7 +369,7 @@ class BlendLLM(BlendOverrides, StructuredByGrammar):
         call that fits its schema; and so does a program of LlamaIndex's, which asks for none where it
         streams."""
         if any(map(_of_program, tools)):
-            tool_required, kwargs = True, {**kwargs, STRUCTURED: True}
+            tool_required, kwargs = True, {STRUCTURED: True, **kwargs}
         if isinstance(user_msg, str):
             user_msg = ChatMessage(user_msg)
         return {

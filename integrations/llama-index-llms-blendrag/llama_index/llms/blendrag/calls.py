@@ -29,7 +29,7 @@ dispatcher = get_dispatcher(__name__)
 
 STRUCTURED = "structured"
 """Option of a call whose answer LlamaIndex parses, with what it takes for a beginning too: one that is not
-whole is an error."""
+whole is an error. A list gets the answer."""
 COUNTS = ("best_of", "n")
 """Options of how many answers are wanted. LlamaIndex's responses have one."""
 _JSON = re.compile(r"\s*(\{|\[\s*(\{|$))")  # the beginning of a call, and not of "[1] says so"
@@ -50,7 +50,7 @@ class Call:
     ) -> None:
         given = foreign.call_options(*options, also=("model", STRUCTURED, *COUNTS))
         self._span_id = active_span_id.get()
-        self._structured = STRUCTURED in given
+        self._structured = given.get(STRUCTURED)
         self._reasoning = self._text = ""
         if (model := given.get("model")) and model != chat.model_name:
             raise ConfigError(f"this BlendLLM runs {chat.model_name!r}, not {model!r}: make another one")
@@ -89,8 +89,10 @@ class Call:
         dispatcher.event(
             BlendCacheEvent(model=answer.model, usage=usage, evidence=facts, span_id=self._span_id)
         )
-        if self._structured and not self._is_whole(answer):
+        if self._structured is not None and not self._is_whole(answer):
             raise AnswerCutError(_joined(answer.text, (call.text for call in answer.invalid_tool_calls)))
+        if isinstance(self._structured, list):
+            self._structured.append(answer)
         return ChatResponse(
             message=assistant_message(answer),
             delta=delta,

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from collections.abc import AsyncGenerator, AsyncIterable, Generator, Iterable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
-from llama_index.core.bridge.pydantic import BaseModel
+from llama_index.core.bridge.pydantic import BaseModel, ValidationError
 from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.prompts import BasePromptTemplate
 from llama_index.core.types import PydanticProgramMode
 
 from llama_index.llms.blendrag.calls import STRUCTURED
+
+if TYPE_CHECKING:
+    from blendrag import Answer
 
 
 class StructuredByGrammar(FunctionCallingLLM):
@@ -50,7 +56,8 @@ class StructuredByGrammar(FunctionCallingLLM):
         **prompt_args: Any,
     ) -> Any:
         forced = self._forced(output_cls, llm_kwargs)
-        return super().stream_structured_predict(output_cls, _own(prompt), forced, **prompt_args)
+        objects = super().stream_structured_predict(output_cls, _own(prompt), forced, **prompt_args)
+        return _to_the_end(objects, output_cls, forced[STRUCTURED])
 
     async def astream_structured_predict(
         self,
@@ -60,10 +67,11 @@ class StructuredByGrammar(FunctionCallingLLM):
         **prompt_args: Any,
     ) -> Any:
         forced = self._forced(output_cls, llm_kwargs)
-        return await super().astream_structured_predict(output_cls, _own(prompt), forced, **prompt_args)
+        objects = await super().astream_structured_predict(output_cls, _own(prompt), forced, **prompt_args)
+        return _ato_the_end(objects, output_cls, forced[STRUCTURED])
 
     def _forced(self, output_cls: type[BaseModel], options: dict[str, Any] | None) -> dict[str, Any]:
-        options = {**(options or {}), STRUCTURED: True}
+        options = {**(options or {}), STRUCTURED: []}
         if self.pydantic_program_mode is PydanticProgramMode.LLM:  # the other modes call a tool
             options["grammar"] = output_cls.model_json_schema()
         return options
@@ -73,3 +81,35 @@ def _own(prompt: BasePromptTemplate) -> BasePromptTemplate:
     """Return a copy: LlamaIndex leaves the schema's parser in the prompt, which then shows the schema for
     ever."""
     return prompt.model_copy()
+
+
+# LlamaIndex shows a beginning until another one has as many fields, of which those with defaults count in the
+# beginning that is shown first: it would be the last one, too.
+
+
+def _to_the_end(objects: Iterable[Any], output_cls: type[BaseModel], answers: list[Answer]) -> Generator[Any]:
+    """Yield the beginnings of an object, and last the object of the answer that came."""
+    last = None
+    for last in objects:
+        yield last
+    yield from _whole(output_cls, answers, last)
+
+
+async def _ato_the_end(
+    objects: AsyncIterable[Any], output_cls: type[BaseModel], answers: list[Answer]
+) -> AsyncGenerator[Any]:
+    last = None
+    async for last in objects:
+        yield last
+    for whole in _whole(output_cls, answers, last):
+        yield whole
+
+
+def _whole(output_cls: type[BaseModel], answers: list[Answer], last: Any) -> list[BaseModel]:
+    """Return the object of the latest answer, if it is one and is not what came last."""
+    with suppress(ValidationError, IndexError):
+        calls, text = answers[-1].tool_calls, answers[-1].text
+        written = json.dumps(calls[0].arguments) if calls else text
+        whole = output_cls.model_validate_json(written)
+        return [] if whole == last else [whole]
+    return []
