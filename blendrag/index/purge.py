@@ -35,8 +35,8 @@ class Purged:
 
 
 def purge(source: str, library: Library, pipeline: DocumentPipeline) -> Purged:
-    """Purge a document. Servers come first: if one cannot be reached, nothing has changed here, and the call
-    can be repeated.
+    """Purge a document. Other tiers come first: if one cannot be reached, nothing has changed here, and the
+    call can be repeated.
 
     Raises SourceError for an unknown document, with the closest name; StoreError.
     """
