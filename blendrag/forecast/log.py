@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -81,6 +82,7 @@ class PromptLog:
 
     def __init__(self, path: Path, capacity: int = CAPACITY, *, make: bool = True) -> None:
         self.path, self._capacity = path, capacity
+        self._lock = threading.Lock()  # over transactions, of which a connection has one at a time
         try:
             self._db = connect(path)
             if make:
@@ -88,7 +90,7 @@ class PromptLog:
                 new = "INSERT INTO key SELECT ? WHERE NOT EXISTS (SELECT 1 FROM key)"
                 self._db.execute(new, (os.urandom(32),))
             (self._salt,) = self._db.execute("SELECT salt FROM key").fetchone()
-        except (StoreError, sqlite3.Error) as error:
+        except (StoreError, sqlite3.Error, TypeError) as error:  # the last: whoever began it was killed
             raise PredictorError(f"{str(path)!r} cannot be used as a log of prompts: {error}") from error
 
     def record(
@@ -111,7 +113,7 @@ class PromptLog:
         columns = "at, store, chunks, conversation, made_by, row"
         insert = f"INSERT INTO prompts ({columns}) VALUES (?, ?, ?, ?, ?, ?)"
         try:
-            with transaction(self._db):
+            with self._lock, transaction(self._db):
                 self._db.executemany(insert, lines)
                 self._db.execute(
                     "DELETE FROM prompts WHERE id <= (SELECT MAX(id) FROM prompts) - ?", (self._capacity,)

@@ -21,7 +21,7 @@ from blendrag.index.split import Splitter
 from blendrag.index.vectors import VectorStore
 from blendrag.models import resolve_embedder
 from blendrag.progress import Progress, progress_bar
-from blendrag.prompt import DocumentNote, KnownText, assemble
+from blendrag.prompt import DocumentNote, KnownText, assemble, encode_document
 from blendrag.settings import Settings
 from blendrag.text import encodable
 
@@ -81,6 +81,7 @@ class BlendIndex(Answering):
         """Finish background repairs, give the engine back, release the folder. Safe to call twice."""
         self._library.close()
         self._ledger.close()
+        self._vectors.close()
 
     def start(self, progress: Progress | None = None) -> RunningEngine:
         """Start the engine if it is not running, so that no question waits for that, and return it."""
@@ -161,9 +162,11 @@ class BlendIndex(Answering):
             one.key: one for one in library.catalogue.entries_of(hit.key for hit in [*found, *left_out])
         }
         known = [
-            KnownText(chunks[hit.key].text, chunks[hit.key].token_ids, hit.key, hit.source)
+            KnownText(one.text, one.token_ids, hit.key, hit.source)
+            if (one := chunks.get(hit.key))
+            # Of a document whose ingest was killed, or failed, the chunk may have left the catalogue.
+            else KnownText(hit.text, encode_document(library.tokenizer, hit.text), hit.key, hit.source)
             for hit in found
-            if hit.key in chunks
         ]
         plan = assemble(
             library.tokenizer,

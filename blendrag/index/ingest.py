@@ -9,7 +9,7 @@ keep their KV.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -54,6 +54,9 @@ class Chunks(Protocol):
     def release(self, source: str) -> list[str]:
         """Forget a document, or what is ``LEAVING``. Returns keys whose KV can go."""
 
+    def known(self, keys: Collection[str]) -> bool:
+        """Return whether all of these are registered: a copy of the catalogue may have been taken back."""
+
 
 @dataclass(frozen=True, slots=True)
 class Chunking:
@@ -70,6 +73,9 @@ class Chunking:
 
     def release(self, source: str) -> list[str]:
         return self.catalogue.release(source)
+
+    def known(self, keys: Collection[str]) -> bool:
+        return len(self.catalogue.known(keys)) == len(set(keys))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +103,8 @@ class DocumentPipeline:
                     continue
                 kept.add(loaded.source)
                 progress.note(f"reading {len(kept)} documents")
-                if self.ledger.unchanged(loaded, self.fingerprint):
+                keys = self.ledger.chunk_keys(loaded.source)
+                if self.ledger.unchanged(loaded, self.fingerprint) and self.chunks.known(keys):
                     report.unchanged += 1
                     if known.get(loaded.source) != loaded.part_of:
                         self.ledger.set_part_of(loaded.source, loaded.part_of)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sqlite3
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -12,12 +11,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from blendrag.errors import StoreError
-from blendrag.files.private import make_file, make_folder
-from blendrag.files.sqlite import transaction
+from blendrag.files.sqlite import connect, errors_of, transaction
 from blendrag.index.formats import READER_VERSION
 from blendrag.index.loaders import Document
 
+_NAME = "ledger.sqlite"
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS documents (
     source       TEXT PRIMARY KEY,
@@ -39,21 +37,21 @@ class Ledger:
     A document is in doubt before it is changed or removed, and recorded or forgotten after everything else
     about it is stored or gone: what was interrupted has a row that no text equals, and is done again or
     removed. The fingerprint stands for the settings that the chunks depend on, in the caller's own words;
-    none: in doubt.
+    none: in doubt. All methods raise StoreError if the file cannot be used, StoreFullError if there is no
+    room for it.
     """
 
     def __init__(self, root: Path) -> None:
-        path = root / "ledger.sqlite"
         self._lock = threading.Lock()
+        self._db = connect(root / _NAME)
         try:
-            make_folder(root)
-            make_file(path)
-            self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=30)
-            self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute(_SCHEMA)
-            self._add_columns()
-        except (OSError, sqlite3.Error) as error:
-            raise StoreError(f"cannot open the list of documents {str(path)!r}: {error}") from error
+            with errors_of(_NAME):
+                self._db.execute("PRAGMA synchronous=FULL")  # a document that counts as stored stays so
+                self._db.execute(_SCHEMA)
+                self._add_columns()
+        except BaseException:
+            self._db.close()
+            raise
 
     def unchanged(self, document: Document, fingerprint: str) -> bool:
         """Return whether this very text is in the index, made with these settings."""
@@ -62,6 +60,11 @@ class Ledger:
             (document.source, document.content_hash, fingerprint),
         )
         return bool(rows)
+
+    def chunk_keys(self, source: str) -> list[str]:
+        """Return the keys of the chunks that a document was stored as."""
+        rows = self._execute("SELECT chunk_keys FROM documents WHERE source = ?", (source,))
+        return [str(key) for (keys,) in rows for key in json.loads(keys)]
 
     def begin_storing(self, document: Document) -> None:
         """Note that a document is about to be stored, in place of what was noted about it before."""
@@ -134,5 +137,5 @@ class Ledger:
                     self._db.execute(f"ALTER TABLE documents ADD COLUMN {column} {kind}")
 
     def _execute(self, sql: str, values: Sequence[object] = ()) -> list[Any]:
-        with self._lock, closing(self._db.execute(sql, values)) as cursor:
+        with self._lock, errors_of(_NAME), closing(self._db.execute(sql, values)) as cursor:
             return cursor.fetchall()

@@ -13,8 +13,8 @@ from blendrag.errors import SourceError, StoreError
 from blendrag.files import sqlite
 from blendrag.index.ingest import DocumentPipeline
 from blendrag.serving.library import Library
-from blendrag.store.maintenance.closed_index import disk_errors, other_tiers
-from blendrag.store.tiers import Tier, TierError
+from blendrag.store.maintenance.closed_index import disk_errors, not_mounted, other_tiers
+from blendrag.store.primary import delete_from
 from blendrag.store.tiers.disk import QUARANTINE, SUFFIX
 
 
@@ -35,8 +35,8 @@ class Purged:
 
 
 def purge(source: str, library: Library, pipeline: DocumentPipeline) -> Purged:
-    """Purge a document. Servers come first: if one cannot be reached, nothing has changed here, and the call
-    can be repeated.
+    """Purge a document. Other tiers come first: if one cannot be reached, nothing has changed here, and the
+    call can be repeated.
 
     Raises SourceError for an unknown document, with the closest name; StoreError.
     """
@@ -45,14 +45,16 @@ def purge(source: str, library: Library, pipeline: DocumentPipeline) -> Purged:
     source = find_source(source, pipeline.ledger.sources() | set(catalogue.owners()))
     owned = len(catalogue.owners(source).get(source, ()))
     keys = catalogue.only_of(source)
+    stack = [spec for spec in library.settings.stack if spec.writes != "never"]
     if store := session.store:
         unreachable = list(store.delete(keys, everywhere=True).unreachable)
-        tiers = [spec.label for spec in library.settings.stack if spec.writes != "never"]
+        tiers = [spec.label for spec in stack]
+    elif away := [spec.label for spec in stack if catalogue.dtype and not_mounted(spec)]:
+        unreachable, tiers = away, []
     else:
-        with other_tiers(catalogue, library.settings.stack) as others:
-            writable = [tier for tier in others if tier.spec.writes != "never"]
-            unreachable = _delete(writable, keys)
-            tiers = [tier.name for tier in writable]
+        with other_tiers(catalogue, stack) as others:
+            unreachable = [tier.name for tier in others if delete_from(tier, keys) is None]
+            tiers = [tier.name for tier in others]
     if unreachable:
         raise StoreError(
             f"nothing was purged here, because {', '.join(unreachable)} cannot be reached: try again,"
@@ -67,17 +69,6 @@ def purge(source: str, library: Library, pipeline: DocumentPipeline) -> Purged:
         if (library.root / name).is_file():
             sqlite.compact(library.root / name)
     return Purged(source, len(keys), owned - len(keys), rows, tuple(tiers))
-
-
-def _delete(tiers: Collection[Tier], keys: list[str]) -> list[str]:
-    """Delete keys from tiers. Returns the names of those that could not be reached."""
-    unreachable = []
-    for tier in tiers:
-        try:
-            tier.delete(keys)
-        except TierError:
-            unreachable.append(tier.name)
-    return unreachable
 
 
 def _delete_files(kv: Path, keys: Collection[str]) -> None:

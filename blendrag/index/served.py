@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,7 @@ class ServedIndex(Answering):
     def close(self) -> None:
         """End the connections. Safe to call twice."""
         self._ledger.close()
+        self._vectors.close()
         for chat in self.chats:
             chat.close()
 
@@ -107,6 +108,9 @@ class _Chunks:
 
     def release(self, source: str) -> list[str]:
         return []
+
+    def known(self, keys: Collection[str]) -> bool:
+        return True
 
 
 def _tell(kept: KeptDocuments, rows: Sequence[Source], report: IngestReport, bar: Progress) -> None:

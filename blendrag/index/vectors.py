@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import struct
@@ -12,7 +13,7 @@ from typing import Any, Protocol
 import xxhash
 
 from blendrag.chat.request import Source
-from blendrag.errors import StoreError, StoreMismatchError, needs
+from blendrag.errors import StoreError, StoreFullError, StoreMismatchError, needs
 from blendrag.files import sqlite
 from blendrag.files.private import make_file, make_folder
 from blendrag.text import encodable
@@ -41,7 +42,7 @@ class VectorStore:
     """A store of rows (source, ordinal, chunk key, text, vector), searched by cosine similarity.
 
     Raises StoreMismatchError when the store was made with another embedding model, StoreError when Chroma
-    cannot open it.
+    cannot open or change it, StoreFullError when the disk is full.
     """
 
     def __init__(self, root: Path, embedder: Embeds) -> None:
@@ -66,6 +67,7 @@ class VectorStore:
             raise StoreError(f"cannot open the vector store {str(folder)!r}: {error}") from error
         made_with = (self._rows.metadata or {}).get("embedder")
         if made_with != embedder.name:
+            self.close()
             raise StoreMismatchError(
                 f"the index {str(root)!r} was made with the embedder {made_with!r}, not {embedder.name!r}"
             )
@@ -83,14 +85,16 @@ class VectorStore:
         for at in range(0, len(pieces), batch):
             part = pieces[at : at + batch]
             texts = [text for _, text in part]
-            self._rows.upsert(
-                ids=ids[at : at + batch],
-                documents=texts,
-                embeddings=self._embedder.embed(texts),
-                metadatas=[
-                    shared | {_KEY: key, _ORDINAL: at + ordinal} for ordinal, (key, _) in enumerate(part)
-                ],
-            )
+            embeddings = self._embedder.embed(texts)
+            with self._failures():
+                self._rows.upsert(
+                    ids=ids[at : at + batch],
+                    documents=texts,
+                    embeddings=embeddings,
+                    metadatas=[
+                        shared | {_KEY: key, _ORDINAL: at + ordinal} for ordinal, (key, _) in enumerate(part)
+                    ],
+                )
         self._delete_ids(sorted(self._ids_of(source) - set(ids)))
 
     def delete(self, source: str) -> None:
@@ -158,13 +162,31 @@ class VectorStore:
             )
         return sorted(found, key=lambda row: (row.source, row.ordinal))
 
+    def close(self) -> None:
+        """Close its files. Safe to call twice."""
+        with contextlib.suppress(AttributeError):  # Chroma before 1.5 keeps them open
+            self._client.close()
+
     def _ids_of(self, source: str) -> set[str]:
-        return set(self._rows.get(where={_SOURCE: source}, include=[])["ids"])
+        with self._failures():
+            return set(self._rows.get(where={_SOURCE: source}, include=[])["ids"])
 
     def _delete_ids(self, ids: Sequence[str]) -> None:
         batch = self._client.get_max_batch_size()
         for at in range(0, len(ids), batch):
-            self._rows.delete(ids=list(ids[at : at + batch]))
+            with self._failures():
+                self._rows.delete(ids=list(ids[at : at + batch]))
+
+    @contextlib.contextmanager
+    def _failures(self) -> Iterator[None]:
+        """Raise StoreFullError or StoreError for what Chroma raises inside."""
+        from chromadb.errors import ChromaError
+
+        try:
+            yield
+        except ChromaError as error:
+            full = "disk is full" in str(error)  # SQLite's words; there is no code
+            raise (StoreFullError if full else StoreError)(f"the vector store failed: {error}") from error
 
 
 def _clear_unused(header: Path) -> None:

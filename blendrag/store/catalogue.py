@@ -184,6 +184,7 @@ class Catalogue(CatalogueFile):
             _note_changes(db, [key for key in new if key not in before])
             for one in new.values():
                 _insert(db, one)
+            db.executemany("DELETE FROM forms WHERE key = ?", keys)  # a text of its own from now on
             # A chunk that was evicted is wanted again.
             db.executemany("UPDATE records SET state = 'pending' WHERE key = ? AND state = 'evicted'", keys)
             db.executemany("DELETE FROM doomed WHERE key = ?", keys)

@@ -10,6 +10,7 @@ from blendrag.errors import StoreError
 from blendrag.store.catalogue import Catalogue
 from blendrag.store.record import Record
 from blendrag.store.tiers import DiskTier, RamTier, Tier, TierError
+from blendrag.store.tiers.local import LocalTier
 
 
 class Primary:
@@ -38,7 +39,7 @@ class Primary:
 
     def holds(self, key: str) -> bool:
         """Return whether the chunk is stored."""
-        return bool(self.tier.has([key])) and bool(self._catalogue.ready([key]))
+        return _has(self.tier, key) and bool(self._catalogue.ready([key]))
 
     def evicting(self, key: str) -> None:
         """Note that the tier is about to drop a record for another one."""
@@ -88,16 +89,21 @@ class Primary:
         """Note that the files of these chunks are gone. One that could not be removed stays doomed: the next
         opening tries again."""
         if keys:
-            left = self.tier.has(keys) if isinstance(self.tier, DiskTier) else set()
-            self._catalogue.buried([key for key in keys if key not in left])
+            with contextlib.suppress(TierError):  # they stay doomed, too
+                left = self.tier.has(keys) if isinstance(self.tier, DiskTier) else set()
+                self._catalogue.buried([key for key in keys if key not in left])
 
     def lost(self, key: str) -> bool:
         """Note that no tier has a chunk. Returns True if it should be here, so is wanted again."""
-        with self._state, contextlib.suppress(StoreError, TierError):
-            if not self.tier.has([key]) and self._catalogue.ready([key]):
-                self._catalogue.mark([key], "pending")
-                return True
-        return False
+        wanted = False
+        with contextlib.suppress(StoreError, TierError):
+            with self._state:
+                if not self.tier.has([key]) and self._catalogue.ready([key]):
+                    self._catalogue.mark([key], "pending")
+                    wanted = True
+            if wanted and isinstance(self.tier, LocalTier):
+                self.tier.missed(key)  # nor is it evicted, which would say that nobody wants it
+        return wanted
 
     def released(self) -> list[str]:
         """Return chunks that nobody owns any more, whose records were not yet deleted from every tier."""
@@ -114,7 +120,9 @@ class Primary:
         evicted = self._catalogue.known(doomed)
         self.tier.delete(sorted(evicted))
         self.bury(sorted(evicted))
-        return sorted(self.tier.has(self._catalogue.pending_keys()))
+        with contextlib.suppress(TierError):  # they are prefilled anew
+            return sorted(self.tier.has(self._catalogue.pending_keys()))
+        return []
 
 
 def _has(tier: Tier, key: str) -> bool:
@@ -125,11 +133,13 @@ def _has(tier: Tier, key: str) -> bool:
 
 
 def delete_from(tier: Tier, keys: Sequence[str]) -> int | None:
-    """Delete records from a tier. Returns how many it had; None if it cannot be reached. A read-only tier
-    keeps its own."""
+    """Delete records from a tier. Returns how many it had; None if it cannot be reached, or keeps a file.
+    A tier that is only read keeps its own."""
     if tier.spec.writes == "never":
         return 0
     try:
-        return tier.delete(keys)
+        dropped = tier.delete(keys)
+        left = isinstance(tier, DiskTier) and tier.has(keys)  # the folder is read-only now
     except TierError:
         return None
+    return None if left else dropped

@@ -161,6 +161,7 @@ class Layout:
             (tokens,) = fields["token_ids"]["shape"]
             metadata = fields["__metadata__"]
             rows, context = str(metadata["rows"]), str(metadata.get("context", NO_CONTEXT))
+            context.encode()  # a lone surrogate is in no key
             more, _, name = str(metadata.get("drafts", 0)).partition(" ")
             drafts = DraftLayers(name, int(more))
         except (ValueError, TypeError, KeyError, RecursionError) as error:

@@ -156,6 +156,11 @@ def other_tiers(catalogue: Catalogue, stack: Sequence[TierSpec]) -> Iterator[lis
         close_all(tiers)
 
 
+def not_mounted(spec: TierSpec) -> bool:
+    """Return whether a tier's folder is not there now, so that nobody knows what is in it."""
+    return spec.path is not None and not spec.path.expanduser().is_dir()
+
+
 def no_index(folder: Path | str) -> StoreError:
     """Return the error for a folder that holds no index, with the name of a similar neighbour."""
     root = Path(folder).expanduser().resolve()

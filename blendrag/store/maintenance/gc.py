@@ -13,6 +13,7 @@ from blendrag.store.maintenance.closed_index import (
     DATABASES,
     ClosedIndex,
     RecordFolder,
+    not_mounted,
     record_folders,
     remove,
 )
@@ -92,7 +93,7 @@ def _delete(index: ClosedIndex, spec: TierSpec, keys: set[str], freed: Freed) ->
     dtype = index.catalogue.dtype
     if not keys or dtype is None:  # no engine has written anywhere
         return set()
-    if spec.path is not None and not spec.path.expanduser().is_dir():  # not mounted now, for example
+    if not_mounted(spec):
         return keys
     unlimited = spec.model_copy(update={"bytes": None, "chunks": None})
     tier = make_tier(unlimited, Layout(index.catalogue.identity, dtype), Context(index.kv.root))

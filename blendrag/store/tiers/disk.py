@@ -133,7 +133,10 @@ class DiskTier(LocalTier):
         opened.source.close()
 
     def has(self, keys: Iterable[str]) -> set[str]:
-        return {key for key in keys if self.path(key).exists()}
+        try:
+            return {key for key in keys if self.path(key).exists()}
+        except OSError as error:
+            raise TierError(f"{self.name}: {error.strerror}") from error
 
     # -- writing ------------------------------------------------------------------------------------------
 
@@ -173,7 +176,8 @@ class DiskTier(LocalTier):
         return super().delete(keys)
 
     def _check_removable(self, key: str) -> None:
-        if not os.access(self.path(key).parent, os.W_OK):
+        folder = self.path(key).parent
+        if folder.exists() and not os.access(folder, os.W_OK):
             raise StoreError(f"cannot write to {str(self._root)!r}: it is read-only now")
 
     def _remove(self, key: str) -> bool:
@@ -202,14 +206,16 @@ class DiskTier(LocalTier):
         return self._known() if self._known else self._search()
 
     def _search(self) -> Iterator[tuple[str, int]]:
-        files = sorted(
-            (file.stat().st_mtime_ns, file.name.removesuffix(SUFFIX), file.stat().st_size)
-            for shard in os.scandir(self._root)
-            if shard.is_dir() and len(shard.name) == 2
-            for file in os.scandir(shard.path)
-            if file.name.endswith(SUFFIX)
-        )
-        return ((key, size) for _, key, size in files)
+        files: list[tuple[int, str, int]] = []
+        for shard in os.scandir(self._root):
+            if not shard.is_dir() or len(shard.name) != 2:
+                continue
+            for file in os.scandir(shard.path):
+                with contextlib.suppress(FileNotFoundError):  # another process has just removed it
+                    if file.name.endswith(SUFFIX):
+                        there = file.stat()
+                        files.append((there.st_mtime_ns, file.name.removesuffix(SUFFIX), there.st_size))
+        return ((key, size) for _, key, size in sorted(files))
 
 
 class _File:

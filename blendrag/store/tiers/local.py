@@ -76,6 +76,12 @@ class LocalTier(Tier):
         if self._sizes is not None and key not in self._sizes:
             self._note(key, size)
 
+    def missed(self, key: str) -> None:
+        """Take a record out of the books that was removed by somebody else. Raises TierError."""
+        with self._writing:
+            if not self.has([key]):
+                self._forget(key)
+
     def delete(self, keys: Iterable[str]) -> int:
         dropped = 0
         for key in keys:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import timedelta
@@ -137,8 +138,14 @@ class ObjectTier(RemoteTier):
         self._all(put, [record.key], len(data))
 
     def _delete(self, keys: Sequence[str]) -> int:
+        async def delete(key: str) -> None:
+            with contextlib.suppress(
+                FileNotFoundError
+            ):  # some stores refuse what another engine was faster at
+                await self._store.delete_async(self._path(key))
+
         there = self._has(keys)  # deleting what is not there is no error, and not counted
-        self._all(lambda key: self._store.delete_async(self._path(key)), sorted(there), 0)
+        self._all(delete, sorted(there), 0)
         return len(there)
 
     def _has(self, keys: Sequence[str]) -> set[str]:

@@ -280,3 +280,19 @@ def test_database_of_something_else_is_refused_and_left_alone(tmp_path: Path) ->
         open_source(EvictionOptions(path, "1"))
     with closing(sqlite3.connect(path)) as db:
         assert db.execute("SELECT name FROM sqlite_master").fetchall() == [("chunks",)]
+
+
+def test_one_log_takes_the_lines_of_several_threads(tmp_path: Path) -> None:
+    log = opened(tmp_path)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda at: note(log, Prompt(float(at), ONE)), range(100)))
+    assert count(log) == 100
+
+
+def test_log_whose_maker_was_killed_is_named(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "log.sqlite")) as db:
+        db.execute("CREATE TABLE key (salt BLOB NOT NULL)")
+    with pytest.raises(PredictorError, match="cannot be used as a log"):
+        PromptLog(tmp_path / "log.sqlite", make=False)
+    opened(tmp_path).close()
+    PromptLog(tmp_path / "log.sqlite", make=False).close()

@@ -11,7 +11,11 @@ import pytest
 
 from blendrag import Answer, BlendIndex
 from blendrag.engine.client.generation import Delta
-from blendrag.errors import ConfigError, EngineClosedError, EngineError, EngineStartError
+from blendrag.errors import ConfigError, EngineClosedError, EngineError, EngineStartError, StoreFullError
+from blendrag.index.ingest import IngestReport
+from blendrag.index.loaders import Document
+from blendrag.index.vectors import VectorStore
+from blendrag.progress import SILENT
 from engine_facts import FACTS
 
 HELLO = [{"role": "user", "content": "Hello?"}]
@@ -136,3 +140,34 @@ def test_index_without_a_name_does_not_fill_the_folder_where_one_is(
     with pytest.raises(ConfigError, match="no name"):
         BlendIndex.open("")
     assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("how", ["its vectors are not stored", "an old catalogue is taken back"])
+def test_document_in_doubt_is_answered_from_and_done_again(
+    tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """As after a killed ingest, or a full disk; and after what is done about a damaged catalogue."""
+    old, new = Document("Lunch is at noon.", "lunch"), Document("Lunch is at one.", "lunch")
+
+    def refused(*_: object) -> None:
+        raise StoreFullError("no room")
+
+    root = tmp_path / "index"
+    with BlendIndex.open(root, model=str(model_dir)) as index:
+        index._pipeline().take([old], IngestReport(), SILENT)
+        if how.startswith("its vectors"):
+            with monkeypatch.context() as patch, pytest.raises(StoreFullError):
+                patch.setattr(VectorStore, "put", refused)
+                index._pipeline().take([new], IngestReport(), SILENT)
+    if how.startswith("an old"):
+        for file in root.glob("catalogue.sqlite*"):
+            file.unlink()
+    with BlendIndex.open(root, model=str(model_dir)) as index:
+        monkeypatch.setattr(index._library.session, "start", lambda progress=None: Failing())
+        plan = index._request("When is lunch?", {}).plan
+        assert plan and "Lunch is at noon." in [segment.text for segment in plan.segments]
+        report = IngestReport()
+        index._pipeline().take([new if how.startswith("its") else old], report, SILENT)
+        assert (report.changed, report.unchanged) == (1, 0)
+        (row,) = index._vectors.rows()
+        assert index._library.catalogue.known() == {row.key}

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blendrag.errors import StoreError
+from blendrag.errors import StoreError, StoreFullError
 from blendrag.index.ledger import Ledger
 from blendrag.index.loaders import Document, load_sources, roots
 
@@ -152,3 +152,12 @@ def test_any_source_and_keys_come_back_as_they_were(
     found = ledger._execute("SELECT source, chunk_keys FROM documents")
     assert {source: json.loads(keys) for source, keys in found} == rows
     ledger.close()
+
+
+def test_full_disk_is_an_error_of_ours_and_costs_nothing_that_is_noted(ledger: Ledger) -> None:
+    ledger.record(NOTE, ["k1"], "f")
+    ((pages,),) = ledger._execute("PRAGMA page_count")
+    ledger._execute(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(StoreFullError, match=r"ledger\.sqlite failed"):
+        ledger.record(Document("text", "large"), ["k" * 32] * 1000, "f")
+    assert ledger.unchanged(NOTE, "f") and ledger.sources() == {"note"}

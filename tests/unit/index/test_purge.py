@@ -163,6 +163,28 @@ def test_purge_that_fails_can_be_repeated(made: Setting, monkeypatch: pytest.Mon
     assert made.holding(b"blue safe") == []
 
 
+@pytest.mark.parametrize("how", ["not mounted", "read-only"])
+def test_purge_does_not_pass_over_a_folder_that_keeps_its_files(made: Setting, how: str) -> None:
+    keys, away = made.keys("secret.txt"), made.shared_root.with_name("away")
+    file = made.shared.path(keys[0])
+    if how == "not mounted":
+        made.shared_root.rename(away)
+    else:
+        data = file.read_bytes()
+        file.unlink()
+        file.mkdir()  # which no more can be unlinked than what is read-only
+    with pytest.raises(StoreError, match=r"nothing was purged here, because disk .*shared cannot"):
+        made.index.purge("secret.txt")
+    assert made.keys("secret.txt") == keys and made.catalogue.ready(keys) == set(keys)
+    if how == "not mounted":
+        away.rename(made.shared_root)
+    else:
+        file.rmdir()
+        file.write_bytes(data)
+    made.index.purge("secret.txt")
+    assert made.holding(b"blue safe") == [] and not made.shared.has(keys)
+
+
 # -- names ------------------------------------------------------------------------------------------------
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from blendrag.embedder import Embedder
-from blendrag.errors import ModelNotFoundError, StoreError, StoreMismatchError
+from blendrag.errors import ModelNotFoundError, StoreError, StoreFullError, StoreMismatchError
 from blendrag.index.vectors import VectorStore
 
 
@@ -160,3 +161,34 @@ def test_file_in_the_stores_place_is_a_store_error(tmp_path: Path) -> None:
     (tmp_path / "chroma").write_text("not a folder")
     with pytest.raises(StoreError):
         VectorStore(tmp_path, Compass())
+
+
+def test_folder_that_was_removed_can_be_begun_anew_in_the_same_process(tmp_path: Path) -> None:
+    pytest.importorskip("chromadb", "1.5")  # earlier ones cannot be closed
+    for at in ("10", "20"):
+        store = VectorStore(tmp_path / "index", Compass())
+        store.put("a", [("a", at)])
+        assert [hit.text for hit in store.search("0", 3)] == [at]
+        store.close()
+        store.close()
+        shutil.rmtree(tmp_path / "index")
+
+
+def test_store_that_cannot_be_written_is_an_error_of_ours(store: VectorStore) -> None:
+    store._client.delete_collection("chunks")
+    for fails in (lambda: store.put("a", [("a", "10")]), lambda: store.delete("a")):
+        with pytest.raises(StoreError, match="the vector store failed"):
+            fails()
+
+
+def test_full_disk_is_said(tmp_path: Path) -> None:
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(tmp_path)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounting is not permitted here")
+    try:
+        store = VectorStore(tmp_path, Compass())
+        with pytest.raises(StoreFullError, match="the vector store failed"):
+            store.put("a", [("a", "1" * 300)] * 5000)
+        store.close()
+    finally:
+        subprocess.run(["umount", "-l", str(tmp_path)], check=True)

@@ -324,3 +324,13 @@ def test_chunks_that_have_read_other_text_have_keys_of_their_own(
     for number, (one, other) in enumerate(zip(ones, others, strict=True)):
         assert (one.key == other.key) == (number < changed)
         assert one.after == (ones[number - 1].key if number else "")
+
+
+def test_form_that_another_document_comes_to_have_is_that_ones_text(catalogue: Catalogue) -> None:
+    form = Chunk("b", "form", (4, 5, 6))
+    catalogue.register("one", [Chunk("a", "text", (1, 2, 3))])
+    assert catalogue.add_form("a", form, most=4)
+    catalogue.register("two", [form])
+    assert catalogue.texts_of("two") == {"form"} and [one.key for one in catalogue.chunks_of("two")] == ["b"]
+    assert catalogue.release("one") == ["a"]
+    assert catalogue.known() == {"b"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import subprocess
 import time
@@ -14,10 +15,11 @@ import pytest
 from blendrag.errors import StoreError
 from blendrag.store.catalogue import Catalogue
 from blendrag.store.record import Miss
-from blendrag.store.tiers import TierSpec
+from blendrag.store.tiers import DiskTier, TierError, TierSpec
 from forked import Forked
 from stores import (
     IDENTITY,
+    LAYOUT,
     RECORD,
     A,
     B,
@@ -28,11 +30,14 @@ from stores import (
     get,
     holds,
     make_chunk,
+    make_record,
     open_stack,
     open_store,
     problems,
     put,
+    record_of,
     register,
+    release,
     same,
     shared,
     states,
@@ -120,12 +125,76 @@ def test_file_that_could_not_be_deleted_is_deleted_by_the_next_opening(tmp_path:
     become("ro")
     catalogue = Catalogue.open(tmp_path, IDENTITY)
     gone = catalogue.register("doc", [(B.key, "", B.token_ids)])
-    assert store.delete(gone) == (0, [])
+    assert store.delete(gone) == (0, ["disk"])
     store.close()
     become("rw")
     assert len(files(tmp_path)) == 2
     open_store(tmp_path).close()
     assert files(tmp_path) == {f"{B.key}.safetensors"}
+
+
+def test_file_of_a_second_folder_that_could_not_be_deleted_is_deleted_by_the_next_opening(
+    tmp_path: Path, mount: Mount
+) -> None:
+    become, stack = mount(tmp_path / "slow"), (TierSpec(kind="disk"), shared(tmp_path / "slow"))
+    register(tmp_path / "index", [A])
+    store = open_stack(tmp_path / "index", *stack)
+    put(store, A)
+    become("ro")
+    release(tmp_path / "index")
+    assert store.delete([A.key]) == (1, [f"disk {tmp_path / 'slow'}"])
+    store.close()
+    become("rw")
+    store = open_stack(tmp_path / "index", *stack)
+    assert holds(store, A) == [[False], [False]]
+
+
+# -- removed by others ----------------------------------------------------------------------------------
+
+
+def test_record_that_somebody_removed_takes_no_room_and_stays_wanted(tmp_path: Path) -> None:
+    store = filled(tmp_path, [A, B], disk=2 * RECORD)
+    register(tmp_path, [A, B, C])
+    record_of(tmp_path, A.key).unlink()
+    assert get(store, A) == Miss("missing")
+    assert put(store, C) == RECORD
+    assert states(tmp_path) == {A.key: "pending", B.key: "ready", C.key: "ready"}
+    assert store.tiers[-1].stats()["chunks"] == 2
+
+
+def test_full_folder_whose_records_were_removed_is_written_to_again(tmp_path: Path) -> None:
+    filled(tmp_path, [A, B], disk=2 * RECORD).close()
+    for folder in (tmp_path / "kv").glob("??"):
+        shutil.rmtree(folder)
+    register(tmp_path, [A, B, C, D])
+    store = open_store(tmp_path, disk=2 * RECORD)
+    assert put(store, C, D) == 2 * RECORD
+    assert all(same(get(store, chunk), chunk) for chunk in (C, D))
+
+
+def test_record_that_vanishes_while_a_folder_is_searched_is_passed_over(tmp_path: Path) -> None:
+    tier = DiskTier(TierSpec(kind="disk"), LAYOUT, tmp_path)
+    tier.put(make_record(A))
+    tier.path(A.key).with_stem("vanished").symlink_to("nowhere")
+    tier = DiskTier(TierSpec(kind="disk", chunks=2), LAYOUT, tmp_path)
+    tier.put(make_record(B))
+    assert tier.stats()["chunks"] == 2
+
+
+def test_folder_that_cannot_be_asked_has_not_lost_its_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = filled(tmp_path, [A])
+
+    def refused(*_: object) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "exists", refused)
+        with pytest.raises(TierError, match="disk: Permission denied"):
+            store.tiers[-1].has([A.key])
+        assert not store.holds(A.key) and store.check([]) == []
+    assert states(tmp_path) == {A.key: "ready"} and store.holds(A.key)
 
 
 # -- modes ----------------------------------------------------------------------------------------------

@@ -304,3 +304,12 @@ def test_hostile_file_is_put_aside_before_anything_is_allocated(tmp_path: Path, 
     assert gone(tmp_path, A)
     assert get(store, A) == Miss("missing")
     assert put(store, A) and same(get(store, A), A)
+
+
+def test_header_with_what_no_text_can_hold_is_damage(tmp_path: Path) -> None:
+    record = make_record(A)
+    store = filled(tmp_path, [A])
+    head = LAYOUT.header(A.key, record.head.ids, record.head.checksums, context="\ud800")
+    record_of(tmp_path, A.key).write_bytes(head + raw(record)[len(head) :])
+    assert get(store, A) == Miss("damaged")
+    assert gone(tmp_path, A)

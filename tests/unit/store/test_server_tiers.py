@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -289,3 +290,22 @@ def test_tier_that_was_closed_leaves_no_thread(s3: Served) -> None:
     assert threading.active_count() == before
     with pytest.raises(TierError):
         tier.open([A.key])
+
+
+def test_object_that_another_engine_has_just_deleted_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier, record = ObjectTier(TierSpec(kind="object", url=f"file://{tmp_path}"), LAYOUT), make_record(1)
+    with closing(tier):
+        tier.put(record)
+        has = tier._has
+
+        def has_and_loses(keys: Sequence[str]) -> set[str]:
+            found = has(keys)
+            for file in tmp_path.rglob("*.safetensors"):
+                file.unlink()
+            return found
+
+        monkeypatch.setattr(tier, "_has", has_and_loses)
+        assert tier.delete([record.key]) == 1
+        assert tier.stats()["errors"] == 0
