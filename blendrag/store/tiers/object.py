@@ -139,9 +139,7 @@ class ObjectTier(RemoteTier):
 
     def _delete(self, keys: Sequence[str]) -> int:
         async def delete(key: str) -> None:
-            with contextlib.suppress(
-                FileNotFoundError
-            ):  # some stores refuse what another engine was faster at
+            with contextlib.suppress(FileNotFoundError):  # another engine was faster
                 await self._store.delete_async(self._path(key))
 
         there = self._has(keys)  # deleting what is not there is no error, and not counted
