@@ -29,8 +29,7 @@ class StructuredByGrammar(FunctionCallingLLM):
         llm_kwargs: dict[str, Any] | None = None,
         **prompt_args: Any,
     ) -> Any:
-        forced = self._forced(output_cls, llm_kwargs)
-        return super().structured_predict(output_cls, _own(prompt), forced, **prompt_args)
+        return super().structured_predict(*self._held(output_cls, prompt, llm_kwargs), **prompt_args)
 
     async def astructured_predict(
         self,
@@ -39,8 +38,7 @@ class StructuredByGrammar(FunctionCallingLLM):
         llm_kwargs: dict[str, Any] | None = None,
         **prompt_args: Any,
     ) -> Any:
-        forced = self._forced(output_cls, llm_kwargs)
-        return await super().astructured_predict(output_cls, _own(prompt), forced, **prompt_args)
+        return await super().astructured_predict(*self._held(output_cls, prompt, llm_kwargs), **prompt_args)
 
     def stream_structured_predict(
         self,
@@ -49,8 +47,7 @@ class StructuredByGrammar(FunctionCallingLLM):
         llm_kwargs: dict[str, Any] | None = None,
         **prompt_args: Any,
     ) -> Any:
-        forced = self._forced(output_cls, llm_kwargs)
-        return super().stream_structured_predict(output_cls, _own(prompt), forced, **prompt_args)
+        return super().stream_structured_predict(*self._held(output_cls, prompt, llm_kwargs), **prompt_args)
 
     async def astream_structured_predict(
         self,
@@ -59,17 +56,16 @@ class StructuredByGrammar(FunctionCallingLLM):
         llm_kwargs: dict[str, Any] | None = None,
         **prompt_args: Any,
     ) -> Any:
-        forced = self._forced(output_cls, llm_kwargs)
-        return await super().astream_structured_predict(output_cls, _own(prompt), forced, **prompt_args)
+        return await super().astream_structured_predict(
+            *self._held(output_cls, prompt, llm_kwargs), **prompt_args
+        )
 
-    def _forced(self, output_cls: type[BaseModel], options: dict[str, Any] | None) -> dict[str, Any]:
+    def _held(
+        self, output_cls: type[BaseModel], prompt: BasePromptTemplate, options: dict[str, Any] | None
+    ) -> tuple[type[BaseModel], BasePromptTemplate, dict[str, Any]]:
+        """Return what these methods take, of options that hold the answer to the class, and of a copy of the
+        prompt: LlamaIndex leaves the schema's parser in it, which then shows the schema for ever."""
         options = {**(options or {}), STRUCTURED: True}
         if self.pydantic_program_mode is PydanticProgramMode.LLM:  # the other modes call a tool
             options["grammar"] = output_cls.model_json_schema()
-        return options
-
-
-def _own(prompt: BasePromptTemplate) -> BasePromptTemplate:
-    """Return a copy: LlamaIndex leaves the schema's parser in the prompt, which then shows the schema for
-    ever."""
-    return prompt.model_copy()
+        return output_cls, prompt.model_copy(), options
