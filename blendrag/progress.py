@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from blendrag.errors import MissingDependencyError, needs
 
@@ -28,6 +28,16 @@ class Progress:
 
 
 SILENT = Progress()
+
+
+class Notes(Progress):
+    """A listener that hands on what is being done, and no amounts: beside a bar that counts other things."""
+
+    def __init__(self, tell: Callable[[str], Any]) -> None:
+        self._tell = tell
+
+    def note(self, what: str) -> None:
+        self._tell(what)
 
 
 class ProgressBar(Progress):

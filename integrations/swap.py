@@ -12,14 +12,13 @@ The first question warms up, and is not counted.
 from __future__ import annotations
 
 import argparse
-import gzip
-import json
 import os
 import re
 import statistics
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +43,10 @@ Ask = Callable[[str, bool], Reply]
 
 def squad(path: Path, chunks: int, questions: int) -> tuple[list[str], list[str]]:
     """Return paragraphs, taking articles in turn, and a question on every n-th of them."""
-    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open() as file:
-        loaded = json.load(file)
-    articles = [article["paragraphs"] for article in (loaded if isinstance(loaded, list) else loaded["data"])]
-    rounds = max(len(article) for article in articles)
-    paragraphs = [article[n] for n in range(rounds) for article in articles if n < len(article)][:chunks]
+    from blendrag.lab.records import read_records
+
+    articles = [article["paragraphs"] for _, article in read_records(path)]
+    paragraphs = [one for each in zip_longest(*articles) for one in each if one is not None][:chunks]
     step = max(1, len(paragraphs) // questions)
     asked = [paragraph["qas"][0]["question"] for paragraph in paragraphs[::step]]
     return [paragraph["context"] for paragraph in paragraphs], asked[:questions]

@@ -167,6 +167,8 @@ def make_request(settings: Settings, messages: Messages | str, options: RequestO
     for name in ("schema", "grammar"):
         if not isinstance(given.get(name, {}), Mapping if name == "schema" else Mapping | Grammar):
             raise ConfigError(f"{name} has to be a JSON schema, not {given[name]!r}")
+    if not isinstance(variables := given.get("chat_template_kwargs", {}), Mapping):
+        raise ConfigError(f"chat_template_kwargs must be variables by name, not {variables!r}")
     sampling = Sampling(
         max_tokens=given.get("max_tokens", settings.max_tokens),
         temperature=given.get("temperature", settings.temperature),
@@ -186,7 +188,7 @@ def make_request(settings: Settings, messages: Messages | str, options: RequestO
         parallel_tool_calls=given.get("parallel_tool_calls", True),
         schema=plain(given.get("schema")),
         grammar=plain(grammar) if isinstance(grammar, Mapping) else grammar,
-        chat_template_kwargs=_template_kwargs(settings, given.get("chat_template_kwargs", {})),
+        chat_template_kwargs={**settings.chat_template_kwargs, **variables},
         options=resolved(blending, settings.blending),
         max_retries=given.get("max_retries", 1),
         conversation=encodable(str(given["conversation"])) if "conversation" in given else None,
@@ -271,13 +273,6 @@ def _call(call: Any) -> dict[str, Any]:
     if not isinstance(given.get("name"), str) or not isinstance(arguments, dict):
         raise ConfigError(f"a tool call is {{'name': ..., 'arguments': ...}}, not {call!r}")
     return {"id": given.get("id"), "name": given["name"], "arguments": arguments}
-
-
-def _template_kwargs(settings: Settings, given: Any) -> dict[str, Any]:
-    """Return the setting's variables of the template, with those of the request."""
-    if not isinstance(given, Mapping):
-        raise ConfigError(f"chat_template_kwargs must be variables by name, not {given!r}")
-    return {**settings.chat_template_kwargs, **given}
 
 
 def check_variables(chat_template_kwargs: Mapping[str, Any]) -> None:

@@ -24,6 +24,7 @@ from blendrag.chat.schema import JOINTS, OWN, Schemas, json_grammar
 from blendrag.engine.client.generation import Grammar
 from blendrag.errors import BlendragWarning
 from blendrag.prompt import passed_over, render_chat
+from blendrag.prompt.template import control_tokens
 
 _INTRODUCTION = (
     "You may call one or more functions. These are their signatures, a JSON object per line:\n"
@@ -37,26 +38,23 @@ _SCHEMA = "Answer with JSON that matches this schema, and nothing else:\n{schema
 
 _EFFORT = {"reasoning_effort", "enable_thinking"}
 
-_known: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 _facts: WeakKeyDictionary[Any, TemplateFacts] = WeakKeyDictionary()
 
 
 def template_knows_tools(tokenizer: Any) -> bool:
     """Return whether the model's template writes tools, calls and their results by itself."""
-    if tokenizer not in _known:
-        tool = whole_tool({"function": {"name": "probe_a"}})
-        call = {"type": "function", "function": {"name": "probe_b", "arguments": {}}}
-        messages: list[Message] = [
-            {"role": "user", "content": "?"},
-            {"role": "assistant", "content": "", "tool_calls": [{"id": "probe0000", **call}]},
-            {"role": "tool", "content": "probe_c", "name": "probe_b", "tool_call_id": "probe0000"},
-        ]
-        try:
-            shown = render_chat(tokenizer, messages, tools=[tool])
-        except Exception:  # templates fail in their own ways at what they do not know
-            shown = ""
-        _known[tokenizer] = all(f"probe_{letter}" in shown for letter in "abc")
-    return _known[tokenizer]
+    tool = whole_tool({"function": {"name": "probe_a"}})
+    call = {"type": "function", "function": {"name": "probe_b", "arguments": {}}}
+    messages: list[Message] = [
+        {"role": "user", "content": "?"},
+        {"role": "assistant", "content": "", "tool_calls": [{"id": "probe0000", **call}]},
+        {"role": "tool", "content": "probe_c", "name": "probe_b", "tool_call_id": "probe0000"},
+    ]
+    try:
+        shown = render_chat(tokenizer, messages, tools=[tool])
+    except Exception:  # templates fail in their own ways at what they do not know
+        return False
+    return all(f"probe_{letter}" in shown for letter in "abc")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +76,11 @@ class TemplateFacts:
         if tokenizer not in _facts:
             user, answer = {"role": "user", "content": "?"}, {"role": "assistant", "content": "?"}
             system = {"role": "system", "content": "?"}
-            added = (token.content for token in tokenizer.added_tokens_decoder.values())
             _facts[tokenizer] = cls(
                 template_knows_tools(tokenizer),
                 _takes(tokenizer, system, user),
                 _takes(tokenizer, answer, user),
-                tuple(one for one in added if any(map(str.isalpha, one))),
+                tuple(control_tokens(tokenizer).values()),
                 _names(getattr(tokenizer, "chat_template", None)),
                 _takes(tokenizer, user, answer, system, user),
             )

@@ -80,16 +80,15 @@ def ask(
             rows = opened.explain(question)
             print_json(rows) if json else print_plan(rows)
             write_strip({"documents": rows}, html)
-        elif json:
-            answer = opened.ask(question, trace=True if trace else None)
-            print_json(answer.to_dict())
-            write_trace_of(answer, trace)
-            write_strip(answer.facts(), html)
         else:
-            answer = print_stream(
-                opened.stream(question, trace=True if trace else None), show_thinking=show_thinking
-            )
-            print_sources(answer)
+            traced = True if trace else None
+            if json:
+                answer = opened.ask(question, trace=traced)
+                print_json(answer.to_dict())
+            else:
+                stream = opened.stream(question, trace=traced)
+                answer = print_stream(stream, show_thinking=show_thinking)
+                print_sources(answer)
             write_trace_of(answer, trace)
             write_strip(answer.facts(), html)
 

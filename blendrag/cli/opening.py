@@ -9,23 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from blendrag.cli.console import err
 from blendrag.errors import needs
-from blendrag.progress import Progress
+from blendrag.progress import Notes
 
 if TYPE_CHECKING:
-    from rich.status import Status
-
     from blendrag.index.index import BlendIndex
     from blendrag.index.served import ServedIndex
-
-
-class StatusLine(Progress):
-    """A line on standard error that tells what is being waited for."""
-
-    def __init__(self, status: Status) -> None:
-        self._status = status
-
-    def note(self, what: str) -> None:
-        self._status.update(what)
 
 
 @contextmanager
@@ -58,4 +46,4 @@ def open_served(
 def start_engine(index: BlendIndex) -> None:
     """Start the index's engine, and say so: it takes a while."""
     with err().status("starting the engine") as status:
-        index.start(StatusLine(status))
+        index.start(Notes(status.update))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -87,11 +88,8 @@ def _sync(
     failed: BlendragError | None = None
     for server in servers:
         try:
-            chat = open_chat({"model": model}, None, server, api_key)
-            try:
+            with closing(open_chat({"model": model}, None, server, api_key)) as chat:
                 report = sync(at, chat.collection(name), text_field=text_field)
-            finally:
-                chat.close()
         except BlendragError as error:  # the servers behind it are not to miss what this one does
             failed = failed or error
             if len(servers) > 1:

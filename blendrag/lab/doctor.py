@@ -198,9 +198,13 @@ class _Check:
         found = ModelCheck(**self.engine.call("selfcheck", text, len(text) // 2))
         in_a_block = self.engine.facts.block_size - 1  # of the one where documents end
         recomputed = sum(answer.report.recomputed for answer in reused if answer.report)
+        gap = max(
+            _gap(one.logprobs[0], other.token_ids[0]) for one, other in zip(full, repaired, strict=True)
+        )
         rows = [
             _blended(repaired + reused + reread),
-            *_same_as_full(full, repaired),
+            _at_most("ratio 1: first token, log probability lost", gap, _MAX_GAP),
+            _at_most("ratio 1 against full prefill, KL", _largest_kl(full, repaired), _MAX_KL),
             *special,
             _at_most("ratio 0: stored tokens recomputed", recomputed, len(reused) * in_a_block),
             _above_zero(REUSE, _largest_kl(full, reused)),
@@ -282,14 +286,6 @@ def _blended(answers: Sequence[Delta]) -> Check:
     return Check(
         "prompts blended, no chunk missing", f"{good} of {len(answers)}", "all", good == len(answers)
     )
-
-
-def _same_as_full(full: Sequence[Delta], repaired: Sequence[Delta]) -> list[Check]:
-    gap = max(_gap(one.logprobs[0], other.token_ids[0]) for one, other in zip(full, repaired, strict=True))
-    return [
-        _at_most("ratio 1: first token, log probability lost", gap, _MAX_GAP),
-        _at_most("ratio 1 against full prefill, KL", _largest_kl(full, repaired), _MAX_KL),
-    ]
 
 
 def _largest_kl(full: Sequence[Delta], others: Sequence[Delta]) -> float:

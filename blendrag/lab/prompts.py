@@ -53,11 +53,10 @@ class PromptMaker:
         self._separator_text, self._separator = separator, encode_document(tokenizer, separator)
 
     @classmethod
-    def of(cls, engine: Engine, settings: Settings, system_prompt: str | None = None) -> PromptMaker:
-        """Make one for the engine's model. system_prompt: another than that of the settings."""
+    def of(cls, engine: Engine, settings: Settings) -> PromptMaker:
+        """Make one for the engine's model."""
         tokenizer = load_tokenizer(engine.model_path)
-        system = settings.system_prompt if system_prompt is None else system_prompt
-        return cls(tokenizer, system_prompt=system, separator=settings.separator)
+        return cls(tokenizer, system_prompt=settings.system_prompt, separator=settings.separator)
 
     def make(self, chunks: Sequence[Chunk], question: str) -> Prompt:
         """Make a prompt of chunks, each of which is a document."""

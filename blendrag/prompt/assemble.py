@@ -37,8 +37,13 @@ def assemble(
     plan = lay_out(tokenizer, parts, found)
 
     located = {match.key for matches in found for match in matches}
-    changed = (document for document in documents if document.key not in located)
-    return PromptPlan(plan.segments, plan.notes + tuple(map(_changed_note, changed)))
+    reason = "the chat template changed its text"
+    changed = (
+        DocumentNote(document.source, False, reason, len(document.token_ids), 0)
+        for document in documents
+        if document.key not in located
+    )
+    return PromptPlan(plan.segments, (*plan.notes, *changed))
 
 
 def render_turn(
@@ -71,8 +76,3 @@ def _locate(content: str, documents: Sequence[KnownText]) -> Iterator[Match]:
         if start >= 0:
             at = start + len(document.text)
             yield Match(start, at, len(document.token_ids), document)
-
-
-def _changed_note(document: KnownText) -> DocumentNote:
-    reason = "the chat template changed its text"
-    return DocumentNote(document.source, False, reason, len(document.token_ids), 0)

@@ -41,10 +41,7 @@ def plan_prompt(
     parts = [Part(text)] if text else []
     if bos and not text.startswith(bos):
         parts.insert(0, Part(bos))
-    hints = tuple(hints)
-    found = [recogniser.find(part.text, hints) for part in parts]
-    plan = lay_out(tokenizer, parts, found)
-    return _with_missing(plan, parts, found, hints, tokenizer, recogniser)
+    return _planned(parts, tokenizer, recogniser, tuple(hints), chat=False)
 
 
 def plan_chat(
@@ -60,10 +57,7 @@ def plan_chat(
     The template decides about BOS. Raises ModelError if there is no template or it refuses the messages.
     """
     parts = render_parts(tokenizer, messages, **template_options)
-    hints = tuple(hints)
-    found = [[] if part.message is None else recogniser.find(part.text, hints) for part in parts]
-    plan = lay_out(tokenizer, parts, found)
-    return _with_missing(plan, parts, found, hints, tokenizer, recogniser)
+    return _planned(parts, tokenizer, recogniser, tuple(hints), chat=True)
 
 
 def lay_out(tokenizer: Any, parts: Sequence[Part], found: Sequence[Sequence[Match]]) -> PromptPlan:
@@ -113,23 +107,22 @@ def _found_note(match: Match) -> DocumentNote:
     return DocumentNote(match.known.source, True, reason, tokens, reused)
 
 
-def _with_missing(
-    plan: PromptPlan,
-    parts: Sequence[Part],
-    found: Sequence[Sequence[Match]],
-    hints: Iterable[str],
-    tokenizer: Any,
-    recogniser: Recogniser,
+def _planned(
+    parts: Sequence[Part], tokenizer: Any, recogniser: Recogniser, hints: Sequence[str], *, chat: bool
 ) -> PromptPlan:
-    """Return ``plan`` with the forms in which the prompt holds documents, and a note for each of them and for
-    each hint of which nothing is reused. Markup of a chat is not looked at."""
+    """Return the plan of ``parts`` with the forms in which the prompt holds documents, and a note for each of
+    them and for each hint of which nothing is reused. Markup of a chat is not looked at."""
+    read = [part.message is not None or not chat for part in parts]
+    found = [
+        recogniser.find(part.text, hints) if looked else [] for part, looked in zip(parts, read, strict=True)
+    ]
+    plan = lay_out(tokenizer, parts, found)
     if len(plan.cached_segments) < len(plan.notes):
         return plan  # laid out without reuse: every document is noted already
-    chat = any(part.message is not None for part in parts)
     forms = [
         form
-        for part, matches in zip(parts, found, strict=True)
-        if part.message is not None or not chat
+        for part, matches, looked in zip(parts, found, read, strict=True)
+        if looked
         for form in find_escaped(part.text, recogniser, matches)
     ]
     escaped = {form.key: form for form in forms}

@@ -10,7 +10,7 @@ import xxhash
 
 from blendrag.errors import ConfigError, SourceError
 from blendrag.names import closest
-from blendrag.progress import SILENT, Progress, progress_bar
+from blendrag.progress import SILENT, Notes, Progress, progress_bar
 from blendrag.serving.collection import KeptDocuments, SyncReport
 from blendrag.text import encodable
 from blendrag.vectorstores.interface import (
@@ -85,7 +85,7 @@ def _follow(
                 found[_name(id, text)] = [text]
         new = {name: texts for name, texts in found.items() if name not in known}
         if new:
-            report.count(kept.add(new, progress=_Notes(bar)))
+            report.count(kept.add(new, progress=Notes(bar.note)))
             known |= new.keys()
         left -= found.keys()
         met |= set(map(_id, found))
@@ -94,7 +94,7 @@ def _follow(
         report.unchanged += len(found) - len(new)
     if report.textless and not met:
         raise ConfigError(_no_text(where, text_field, fields))
-    report.count(kept.add({}, progress=_Notes(bar)))  # what an earlier run left to prefill
+    report.count(kept.add({}, progress=Notes(bar.note)))  # what an earlier run left to prefill
     kept.remove(left)
     report.removed = len(set(map(_id, left)) - met)
     return report
@@ -139,13 +139,3 @@ def _no_text(where: Address | VectorStore, named: str | None, fields: set[str]) 
     there = ", ".join(sorted(fields)[:20]) or "none"
     wanted = f"a text in {named!r}" if named else f"a text in any of {', '.join(TEXT_FIELDS)}"
     return f"{where}: no row has {wanted}; fields are {there}{closest(named or '', fields)}: name the text's"
-
-
-class _Notes(Progress):
-    """Notes on what is done with a page, beside a bar that counts rows."""
-
-    def __init__(self, bar: Progress) -> None:
-        self._bar = bar
-
-    def note(self, what: str) -> None:
-        self._bar.note(what)

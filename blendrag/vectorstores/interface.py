@@ -51,12 +51,12 @@ class Address:
             parts = urlsplit(url)
             port = parts.port
             options = dict(parse_qsl(parts.query, strict_parsing=True)) if parts.query else {}
+            scheme = parts.scheme.lower()
+            kind = scheme.removesuffix(_TLS)
+            if "://" not in url or not kind:
+                raise ValueError
         except ValueError:
             raise ConfigError("this is no URL of a vector store, as in qdrant://localhost/handbook") from None
-        scheme = parts.scheme.lower()
-        kind = scheme.removesuffix(_TLS)
-        if "://" not in url or not kind:
-            raise ConfigError("this is no URL of a vector store, as in qdrant://localhost/handbook")
         if kind not in STORES:
             raise ConfigError(STORES.unknown(kind))
         kind_of = STORES[kind]

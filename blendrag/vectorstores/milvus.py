@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 
 from blendrag.vectorstores.interface import PAGE, STORES, TIMEOUT_S, Address, Fields, VectorStore, client_of
 
@@ -27,12 +28,9 @@ class Milvus(VectorStore):
         key = next(one["name"] for one in about["fields"] if one.get("is_primary"))
         if about.get("enable_dynamic_field"):
             fields.append("$meta")  # all that are in no schema
-        rows = self.client.query_iterator(self.collection, PAGE, output_fields=fields)
-        try:
+        with closing(self.client.query_iterator(self.collection, PAGE, output_fields=fields)) as rows:
             while page := rows.next():
                 yield [(str(row[key]), row) for row in page]
-        finally:
-            rows.close()
 
     def count(self) -> int:
         return int(self.client.get_collection_stats(self.collection)["row_count"])

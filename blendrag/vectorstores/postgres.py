@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from typing import Any
 
 from blendrag.errors import ConfigError
@@ -90,12 +91,9 @@ class Postgres(VectorStore):
         return [str(name) for (name,) in found]
 
     def _rows(self, query: str, given: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        cursor = self.client.cursor()
-        try:
+        with closing(self.client.cursor()) as cursor:
             cursor.execute(query, given)
             return [tuple(row) for row in cursor.fetchall()]
-        finally:
-            cursor.close()
 
 
 def _quoted(name: str) -> str:

@@ -3,8 +3,10 @@ shapes of the recognition tests are run with."""
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator, Sequence
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +17,7 @@ from langchain_core.output_parsers import StrOutputParser
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable, RunnablePassthrough
 from langchain_core.tools import BaseTool, tool
+from langchain_core.vectorstores import VectorStore
 
 from blendrag.engine.client.generation import Delta, Sampling
 from blendrag.engine.wire.recipe import Recipe
@@ -23,6 +26,19 @@ from langchain_blendrag import BlendChroma, ChatBlend
 from prompt_shapes import DOCUMENTS, QUESTION, Request
 
 ANSWER = "It lasts eight years."
+
+
+async def _all(parts: AsyncIterator[Any]) -> list[Any]:
+    return [part async for part in parts]
+
+
+# The ways of a runnable to its answer: all parts that it gives.
+WAYS: dict[str, Callable[..., list[Any]]] = {
+    "invoke": lambda runnable, *given: [runnable.invoke(*given)],
+    "ainvoke": lambda runnable, *given: [asyncio.run(runnable.ainvoke(*given))],
+    "stream": lambda runnable, *given: [*runnable.stream(*given)],
+    "astream": lambda runnable, *given: asyncio.run(_all(runnable.astream(*given))),
+}
 
 
 @dataclass
@@ -98,6 +114,29 @@ class Rig:
             return serialized, documents
 
         return retrieve
+
+
+class Unlisted(VectorStore):
+    """The least a vector store can be."""
+
+    def __init__(self) -> None:
+        self.texts: dict[str, str] = {}
+
+    def add_texts(self, texts: Any, metadatas: Any = None, *, ids: Any = None, **_: Any) -> list[str]:
+        given = list(texts)
+        added = ids or [uuid.uuid4().hex for _ in given]
+        self.texts.update(zip(added, given, strict=True))
+        return list(added)
+
+    def delete(self, ids: Any = None, **kwargs: Any) -> bool:
+        return ids is not None and all(self.texts.pop(id, None) for id in ids)
+
+    def similarity_search(self, query: str, k: int = 4, **kwargs: Any) -> list[Document]:
+        return [Document(text) for text in list(self.texts.values())[:k]]
+
+    @classmethod
+    def from_texts(cls, texts: list[str], embedding: Any, metadatas: Any = None, **kwargs: Any) -> Any:
+        raise NotImplementedError
 
 
 def format_docs(documents: list[Document]) -> str:

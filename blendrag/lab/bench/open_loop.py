@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
@@ -201,21 +202,19 @@ def summarise_run(rate: float, requests: Sequence[Timed], begin: float, end: flo
         raise ConfigError("no request arrived after the warm-up: ask for more --seconds")
     begun = [request for request in own if request.tokens]
     first = [1e3 * ((request.tokens[0] if request.tokens else cut_off) - request.due) for request in own]
+    reused = [request.reused for request in begun]
+    exact = [request.report.exact if request.report else 0 for request in begun]
     ended = sum(request.done is not None and begin <= request.done < end for request in requests)
     return Run(
         rate=rate,
         requests=len(own),
         not_blended=sum(bool(request.report and request.report.problem) for request in own),
-        reused_tokens=_mean([request.reused for request in begun]),
-        exact_tokens=_mean([request.report.exact if request.report else 0 for request in begun]),
+        reused_tokens=fmean(reused or [0]),
+        exact_tokens=fmean(exact or [0]),
         ttft_ms=percentiles(first),
         each_ms=first,
         completed_per_s=ended / (end - begin),
     )
-
-
-def _mean(counts: Sequence[int]) -> float:
-    return sum(counts) / len(counts) if counts else 0.0
 
 
 def compare_arms(

@@ -10,6 +10,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import accumulate, islice
 from pathlib import Path
@@ -106,23 +107,19 @@ def run_recognition(
     """Replay all shapes, and search one prompt. Raises ConfigError, ModelError."""
     shapes = dict[str, Replayed]()
     progress.total(len(SHAPES) + bool(options.chunks))
-    with TemporaryDirectory() as folder:
-        library = Library(Path(folder) / "kv", settings)
-        try:
-            documents = _documents(library.tokenizer, options)
-            for name, shape in SHAPES.items():
-                progress.note(name)
-                shapes[name] = _replayed(library, shape, documents, options)
-                progress.advance()
-            model, dtype = settings.model, settings.dtype
-            machine = Machine.here(model, threads=1, device="cpu", vllm="", dtype=dtype)
-            searched = None
-            if options.chunks:
-                progress.note(f"{options.chunks:,} chunks")
-                searched = search(library.tokenizer, options.chunks, options.seed)
-                progress.advance()
-        finally:
-            library.close()
+    with TemporaryDirectory() as folder, closing(Library(Path(folder) / "kv", settings)) as library:
+        documents = _documents(library.tokenizer, options)
+        for name, shape in SHAPES.items():
+            progress.note(name)
+            shapes[name] = _replayed(library, shape, documents, options)
+            progress.advance()
+        model, dtype = settings.model, settings.dtype
+        machine = Machine.here(model, threads=1, device="cpu", vllm="", dtype=dtype)
+        searched = None
+        if options.chunks:
+            progress.note(f"{options.chunks:,} chunks")
+            searched = search(library.tokenizer, options.chunks, options.seed)
+            progress.advance()
     return RecognitionResults(options, machine, shapes, searched)
 
 
@@ -145,10 +142,9 @@ def _replayed(
     weights = (rng.permutation(len(documents)) + 1.0) ** -options.zipf
     weights /= weights.sum()
     forget(library.texts)
-    repeats = Repeats(library.texts, library.tokenizer, _ROOM, options.chunk_tokens)
     met, characters, known = Counter[int](), Counter[int](), Counter[int]()
     tokens, planning, noting = 0, 0.0, 0.0
-    try:
+    with closing(Repeats(library.texts, library.tokenizer, _ROOM, options.chunk_tokens)) as repeats:
         for number in range(options.prompts):
             drawn = rng.choice(len(documents), options.top_k, replace=False, p=weights).tolist()
             messages = shape([documents[at] for at in drawn], f"Question {number}: what is said of {drawn}?")
@@ -170,8 +166,6 @@ def _replayed(
                 characters[sight] += len(form)
                 known[sight] += _known(plan, form)
         kv = sum(one.bytes for one in library.catalogue.kept(OWNERS))
-    finally:
-        repeats.close()
     second, later = (known[sight] / max(1, characters[sight]) for sight in (1, 2))
     each = 1 / options.prompts
     share = known.total() / characters.total()

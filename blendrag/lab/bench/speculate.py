@@ -19,11 +19,12 @@ from blendrag.lab.arms import reset
 from blendrag.lab.bootstrap import Interval, difference
 from blendrag.lab.experiment import in_turn
 from blendrag.lab.options import SpeculateOptions
-from blendrag.lab.prompts import QUESTIONS, PromptMaker
+from blendrag.lab.prompts import QUESTIONS
 from blendrag.lab.results import EngineResults, Setup, where
 from blendrag.lab.running import blending_engine
 from blendrag.lab.scratch import temporary_folder
 from blendrag.lab.texts import text_pieces
+from blendrag.models import load_tokenizer
 from blendrag.progress import SILENT, Progress
 from blendrag.prompt import decode
 from blendrag.serving.library import Library
@@ -116,7 +117,7 @@ def _library(
     settings: Settings, engine: Engine, options: SpeculateOptions
 ) -> Iterator[tuple[Library, list[str]]]:
     """Open a library whose texts are prefilled; give it and these."""
-    tokenizer = PromptMaker.of(engine, settings).tokenizer
+    tokenizer = load_tokenizer(engine.model_path)
     pieces = text_pieces(tokenizer, _POOL * options.chunks, options.chunk_tokens)
     texts = [decode(tokenizer, ids).strip() for ids in pieces]
     with (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 
 from rich.console import Console
@@ -194,10 +194,8 @@ def plan_of(prompt: Prompt) -> PromptPlan:
 def _tree(engine: Engine, settings: Settings, store: ScratchStore, tokens: int) -> Iterator[Prefixes]:
     with scratch_tree(engine, settings, tokens // engine.facts.block_size) as scratch:
         prefixes = Prefixes(scratch.tree, scratch.client, store.catalogue, sliced=True)
-        try:
+        with closing(prefixes.growth):
             yield prefixes
-        finally:
-            prefixes.growth.close()
 
 
 def held_nodes(paths: Iterable[Nodes], tokens: int, policy: str, block: int) -> set[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -38,17 +38,14 @@ class Notes(Progress):
 
 
 def identified(chunks: Iterable[Document]) -> list[tuple[str, Document]]:
-    """Yield chunks with ids by source and text; the same text again in one source has an id of its own."""
-
-    def identify() -> Iterator[tuple[str, Document]]:
-        seen: Counter[tuple[str, str]] = Counter()
-        for chunk in chunks:
-            named = str(chunk.metadata.get("source", "")), chunk.page_content
-            content = json.dumps([*named, seen[named]]).encode()
-            seen[named] += 1
-            yield hashlib.sha256(content).hexdigest()[:32], chunk
-
-    return list(identify())
+    """Return chunks with ids by source and text; the same text again in one source has an id of its own."""
+    seen, found = Counter[tuple[str, str]](), list[tuple[str, Document]]()
+    for chunk in chunks:
+        named = str(chunk.metadata.get("source", "")), chunk.page_content
+        content = json.dumps([*named, seen[named]]).encode()
+        seen[named] += 1
+        found.append((hashlib.sha256(content).hexdigest()[:32], chunk))
+    return found
 
 
 def token_splitter(chat: ChatModel) -> TextSplitter:

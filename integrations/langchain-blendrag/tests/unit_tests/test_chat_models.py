@@ -27,6 +27,7 @@ from blendrag.errors import (
 )
 from blendrag.options import STEPS
 from langchain_blendrag import ChatBlend
+from langchain_rig import WAYS
 
 
 def request(llm: ChatBlend, **kwargs: Any) -> Any:
@@ -193,9 +194,9 @@ def test_stream_is_one_answer(make: Callable[..., ChatBlend]) -> None:
 # -- errors that LangChain has names for ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", ["invoke", "ainvoke", "stream", "astream"])
+@pytest.mark.parametrize("way", WAYS)
 def test_prompt_that_is_too_long_is_langchains_error_and_ours(
-    make: Callable[..., ChatBlend], speaker: Any, monkeypatch: pytest.MonkeyPatch, how: str
+    make: Callable[..., ChatBlend], speaker: Any, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     def too_long(*_: Any) -> Any:
         raise PromptTooLongError("the prompt has 9000 tokens")
@@ -208,28 +209,14 @@ def test_prompt_that_is_too_long_is_langchains_error_and_ours(
     monkeypatch.setattr(speaker, "stream", too_long, raising=False)
     monkeypatch.setattr(speaker, "astream", atoo_long, raising=False)
     with pytest.raises(ContextOverflowError, match="9000 tokens") as raised:
-        answered(make(), how)
+        WAYS[way](make(), "Hi.")
     assert isinstance(raised.value, PromptTooLongError) and isinstance(raised.value, BlendragError)
 
 
-def answered(llm: ChatBlend, how: str, asked: Any = "Hi.") -> Any:
-    async def astreamed() -> list[Any]:
-        return [chunk async for chunk in llm.astream(asked)]
-
-    match how:
-        case "stream":
-            return list(llm.stream(asked))
-        case "astream":
-            return asyncio.run(astreamed())
-        case "ainvoke":
-            return asyncio.run(llm.ainvoke(asked))
-    return llm.invoke(asked)
-
-
-@pytest.mark.parametrize("how", ["invoke", "ainvoke", "stream", "astream"])
-def test_nothing_cannot_be_answered_and_has_no_tokens(make: Callable[..., ChatBlend], how: str) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_nothing_cannot_be_answered_and_has_no_tokens(make: Callable[..., ChatBlend], way: str) -> None:
     with pytest.raises(ConfigError, match="no message to answer"):
-        answered(make(), how, [])
+        WAYS[way](make(), [])
     assert make().get_num_tokens_from_messages([]) == 0
 
 

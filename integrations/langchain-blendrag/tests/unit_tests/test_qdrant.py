@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 from langchain_core.documents import Document
-from langchain_core.vectorstores import VectorStore
 from langchain_qdrant import QdrantVectorStore
 from langchain_text_splitters import RecursiveCharacterTextSplitter
 from qdrant_client import QdrantClient
 from qdrant_client.models import Distance, VectorParams
 
 from langchain_blendrag import warm
+from langchain_rig import Unlisted
 
 TEXTS = ["The sea is salt.", "Grass is green.", "Snow is cold."]
 LINES = RecursiveCharacterTextSplitter(separators=["\n"], chunk_size=1, chunk_overlap=0, keep_separator=False)
@@ -57,16 +57,8 @@ def test_document_is_deleted_by_the_id_that_was_returned(store: Any, recorder: A
     assert recorder.kept == {TEXTS[2]}
 
 
-class Everything(VectorStore):
+class Everything(Unlisted):
     """Has the ways of adding and removing that LangChain's interface has not, and no ``get_by_ids``."""
-
-    def __init__(self) -> None:
-        self.texts: dict[str, str] = {}
-
-    def add_texts(self, texts: Any, metadatas: Any = None, *, ids: Any = None, **_: Any) -> list[str]:
-        given = ids or [uuid.uuid4().hex for _ in texts]
-        self.texts.update(zip(given, texts, strict=True))
-        return list(given)
 
     async def aadd_embeddings(
         self, texts: list[str], embeddings: list[list[float]], ids: list[str] | None = None
@@ -76,7 +68,7 @@ class Everything(VectorStore):
     def upsert(self, ids: list[str] | None = None, documents: list[Document] | None = None) -> None:
         self.add_texts([one.page_content for one in documents or ()], ids=ids)  # as Milvus
 
-    def delete(self, ids: Any = None, delete_all: bool | None = None, **_: Any) -> None:  # as Pinecone
+    def delete(self, ids: Any = None, delete_all: bool | None = None, **_: Any) -> Any:  # as Pinecone
         for id in list(self.texts) if delete_all else ids:
             self.texts.pop(id)
 
@@ -93,13 +85,6 @@ class Everything(VectorStore):
 
     def delete_by_document_id(self, document_id: str) -> bool:  # as Astra
         return self.texts.pop(document_id, None) is not None
-
-    def similarity_search(self, query: str, k: int = 4, **kwargs: Any) -> list[Document]:
-        return [Document(text) for text in list(self.texts.values())[:k]]
-
-    @classmethod
-    def from_texts(cls, texts: list[str], embedding: Any, metadatas: Any = None, **kwargs: Any) -> Any:
-        raise NotImplementedError
 
 
 async def test_every_way_of_adding_and_removing_is_followed(recorded_llm: Any, recorder: Any) -> None:

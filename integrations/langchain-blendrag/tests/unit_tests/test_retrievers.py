@@ -6,6 +6,8 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import reduce
+from operator import add
 from typing import Any
 
 import pytest
@@ -19,7 +21,7 @@ from begun import begins
 from blendrag.errors import ConfigError
 from blendrag.prompt import decode
 from langchain_blendrag import ChatBlend, SpeculativeRetriever
-from langchain_rig import Scripted
+from langchain_rig import WAYS, Scripted
 from prompt_shapes import DOCUMENTS
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*have no KV")
@@ -104,29 +106,18 @@ def chain(retriever: BaseRetriever, llm: Runnable[Any, Any]) -> Runnable[str, An
     return {"context": context, "question": RunnablePassthrough()} | PROMPT | llm
 
 
-def invoke(chain: Runnable[str, Any], question: str) -> Any:
-    return chain.invoke(question, {"configurable": {"thread_id": "t"}})
-
-
-def ainvoke(chain: Runnable[str, Any], question: str) -> Any:
-    return asyncio.run(chain.ainvoke(question, {"configurable": {"thread_id": "t"}}))
-
-
-def stream(chain: Runnable[str, Any], question: str) -> Any:
-    first, *rest = chain.stream(question)
-    for chunk in rest:
-        first += chunk
-    return first
+def invoke(chain: Runnable[str, Any], way: str = "invoke") -> Any:
+    return reduce(add, WAYS[way](chain, QUESTION, {"configurable": {"thread_id": "t"}}))
 
 
 def speculation(answer: Any) -> str:
     return str(answer.response_metadata["blendrag"]["speculation"])
 
 
-@pytest.mark.parametrize("way", [invoke, ainvoke, stream])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", ["reranker", "retriever"])
 def test_chain_asks_the_prompt_that_was_begun(
-    way: Any, kind: str, llm: ChatBlend, documents: list[Document]
+    way: str, kind: str, llm: ChatBlend, documents: list[Document]
 ) -> None:
     model = llm.bind(stop=["never"], max_tokens=12)
     slow: Any = (
@@ -134,7 +125,7 @@ def test_chain_asks_the_prompt_that_was_begun(
     )
     retriever = SpeculativeRetriever(llm=model, prompt=asked, fast=Found(documents=documents), slow=slow, k=2)
     ask = chain(retriever, model)
-    assert [speculation(way(ask, QUESTION)) for _ in range(2)] == ["none", "adopted"]
+    assert [speculation(invoke(ask, way)) for _ in range(2)] == ["none", "adopted"]
     assert retriever.invoke(QUESTION) == documents[:2]
 
 
@@ -144,24 +135,24 @@ def test_answer_to_other_documents_is_cancelled_and_discarded(
     fast = Found(documents=documents)
     same = SpeculativeRetriever(llm=llm, prompt=asked, fast=fast, slow=Reranker(does=first_two), k=2)
     other = same.model_copy(update={"slow": Reranker(does=last_two)})
-    invoke(chain(same, llm), QUESTION)
+    invoke(chain(same, llm))
     assert other.invoke(QUESTION) == documents[:-3:-1] and begun[-1].cancelled()
     answer = llm.invoke(asked(documents[:-3:-1], QUESTION))
     assert speculation(answer) == "discarded"
     assert documents[-1].page_content in decode(engine.tokenizer, engine.asked[-1].token_ids)
 
 
-@pytest.mark.parametrize("way", [invoke, ainvoke])
+@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
 @pytest.mark.parametrize("slow", [Reranker(does=fails), Failing()])
 def test_reranker_that_fails_gives_its_own_error_and_cancels_the_answer(
-    way: Any, slow: Any, llm: ChatBlend, documents: list[Document], begun: list[Future[None]]
+    way: str, slow: Any, llm: ChatBlend, documents: list[Document], begun: list[Future[None]]
 ) -> None:
     fast = Found(documents=documents)
     same = SpeculativeRetriever(llm=llm, prompt=asked, fast=fast, slow=Reranker(does=first_two), k=2)
-    invoke(chain(same, llm), QUESTION)
+    invoke(chain(same, llm))
     broken = same.model_copy(update={"slow": slow})
     with pytest.raises(RuntimeError, match="out of order"):
-        way(chain(broken, llm), QUESTION)
+        invoke(chain(broken, llm), way)
     assert [task.cancelled() for task in begun] == [True]
 
 
@@ -191,7 +182,7 @@ def test_answer_to_another_prompt_than_the_users_is_not_begun(
     slow = Reranker(does=first_two)
     retriever = SpeculativeRetriever(llm=llm, prompt=other, fast=Found(documents=documents), slow=slow, k=2)
     for _ in range(3):
-        assert speculation(invoke(chain(retriever, llm), QUESTION)) == "none"
+        assert speculation(invoke(chain(retriever, llm))) == "none"
     assert not begun
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any, TypedDict
 
@@ -12,6 +11,7 @@ from pydantic import BaseModel, RootModel
 
 from blendrag.errors import BlendragWarning, ConfigError
 from langchain_blendrag import ChatBlend
+from langchain_rig import WAYS
 
 WHOLE = '{"city": "Bergen", "note": "closed on Fridays", "floors": 3}'
 CALL = '{"name": "Office", "arguments": ' + WHOLE + "}"
@@ -35,24 +35,17 @@ class Typed(TypedDict, total=False):
 
 
 TITLED = {**Office.model_json_schema(), "title": "Office"}
-WAYS = [
+SCHEMAS = [
     (schema, method)
     for schema in (Office, Typed, TITLED)
     for method in ("json_schema", "json_mode", "function_calling")
 ]
-WAYS.append((None, "json_mode"))
+SCHEMAS.append((None, "json_mode"))
 
 
-async def _astreamed(runnable: Any) -> list[Any]:
-    return [part async for part in runnable.astream("Where?")]
-
-
-ASK: dict[str, Callable[[Any], list[Any]]] = {
-    "invoke": lambda runnable: [runnable.invoke("Where?")],
-    "ainvoke": lambda runnable: [asyncio.run(runnable.ainvoke("Where?"))],
-    "stream": lambda runnable: [*runnable.stream("Where?")],
-    "astream": lambda runnable: asyncio.run(_astreamed(runnable)),
-    "batch": lambda runnable: runnable.batch(["Where?"]),
+ASK = {
+    "batch": lambda runnable, question: runnable.batch([question]),
+    **WAYS,
 }
 
 
@@ -65,27 +58,27 @@ def held(
 
 
 @pytest.mark.parametrize("ask", ASK)
-@pytest.mark.parametrize(("schema", "method"), WAYS)
+@pytest.mark.parametrize(("schema", "method"), SCHEMAS)
 def test_whole_answer_is_read(
     make: Callable[..., ChatBlend], speaker: Any, schema: Any, method: str, ask: str
 ) -> None:
     wanted = Office(**VALUES) if schema is Office else VALUES
-    assert ASK[ask](held(make, speaker, schema, method, 200))[-1] == wanted
-    raw = ASK[ask](held(make, speaker, schema, method, 200, include_raw=True))[-1]
+    assert ASK[ask](held(make, speaker, schema, method, 200), "Where?")[-1] == wanted
+    raw = ASK[ask](held(make, speaker, schema, method, 200, include_raw=True), "Where?")[-1]
     assert raw["parsed"] == wanted and raw["parsing_error"] is None and raw["raw"].response_metadata
 
 
 @pytest.mark.parametrize("ask", ASK)
-@pytest.mark.parametrize(("schema", "method"), WAYS)
+@pytest.mark.parametrize(("schema", "method"), SCHEMAS)
 def test_answer_that_was_cut_is_an_error_with_what_came(
     make: Callable[..., ChatBlend], speaker: Any, schema: Any, method: str, ask: str
 ) -> None:
     cut = 26 if method == "function_calling" else 18  # behind the first field, before the end
     parts: list[Any] = []
     with pytest.raises(OutputParserException, match="cut it off") as raised:
-        parts += ASK[ask](held(make, speaker, schema, method, cut))
+        parts += ASK[ask](held(make, speaker, schema, method, cut), "Where?")
     assert "Bergen" in str(raised.value.llm_output) and "floors" not in str(raised.value.llm_output)
-    raw = ASK[ask](held(make, speaker, schema, method, cut, include_raw=True))[-1]
+    raw = ASK[ask](held(make, speaker, schema, method, cut, include_raw=True), "Where?")[-1]
     assert raw["parsed"] is None and isinstance(raw["parsing_error"], OutputParserException)
     assert raw["raw"].response_metadata["finish_reason"] == "length"
 
@@ -102,7 +95,7 @@ def test_stream_of_a_cut_dictionary_gives_its_beginnings_and_then_the_error(
 
 
 def test_stream_of_a_class_gives_whole_objects_only(make: Callable[..., ChatBlend], speaker: Any) -> None:
-    assert ASK["stream"](held(make, speaker, Office, "json_schema", 200)) == [Office(**VALUES)]
+    assert ASK["stream"](held(make, speaker, Office, "json_schema", 200), "Where?") == [Office(**VALUES)]
     parts = []
     with pytest.raises(OutputParserException):
         for part in held(make, speaker, Office, "json_schema", 18).stream("Where?"):

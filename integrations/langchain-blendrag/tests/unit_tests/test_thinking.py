@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator
+from functools import reduce
+from operator import add
 from pathlib import Path
 from typing import Any
 
 import pytest
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage, ToolMessage
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.output_parsers import StrOutputParser
 
 from blendrag.errors import BlendragWarning
 from langchain_blendrag import ChatBlend
-from langchain_rig import Scripted
+from langchain_rig import WAYS, Scripted
 
 pytestmark = pytest.mark.filterwarnings(f"error::{BlendragWarning.__module__}.BlendragWarning")
 
@@ -40,31 +41,11 @@ def make(
         llm.close()
 
 
-async def _astreamed(llm: ChatBlend) -> BaseMessage:
-    return _sum([chunk async for chunk in llm.astream("Hi.")])
-
-
-def _sum(chunks: list[AIMessageChunk]) -> AIMessageChunk:
-    whole, *rest = chunks
-    for chunk in rest:
-        whole += chunk
-    return whole
-
-
-@pytest.mark.parametrize(
-    "ask",
-    [
-        lambda llm: llm.invoke("Hi."),
-        lambda llm: asyncio.run(llm.ainvoke("Hi.")),
-        lambda llm: _sum([*llm.stream("Hi.")]),
-        lambda llm: asyncio.run(_astreamed(llm)),
-    ],
-    ids=["invoke", "ainvoke", "stream", "astream"],
-)
+@pytest.mark.parametrize("way", WAYS)
 def test_thinking_is_apart_from_the_text_and_where_langchain_looks(
-    make: Callable[..., ChatBlend], ask: Callable[[ChatBlend], AIMessage]
+    make: Callable[..., ChatBlend], way: str
 ) -> None:
-    message = ask(make())
+    message: Any = reduce(add, WAYS[way](make(), "Hi."))
     assert (message.content, message.text) == (TEXT, TEXT)
     assert message.additional_kwargs["reasoning_content"] == THOUGHT
     assert message.content_blocks == [

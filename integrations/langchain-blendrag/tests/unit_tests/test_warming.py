@@ -18,6 +18,7 @@ from langchain_core.vectorstores import InMemoryVectorStore, VectorStore
 
 from blendrag.errors import ConfigError, EngineError
 from langchain_blendrag import BlendChroma, ChatBlend, warm
+from langchain_rig import Unlisted
 
 TEXTS = ["The sea is salt.", "Grass is green.", "Snow is cold."]
 
@@ -231,32 +232,9 @@ def test_documents_stored_without_kv_are_mentioned(any_store: Any, recorder: Any
     assert recorder.kept == set(TEXTS) and report.chunks == report.unchanged == 3
 
 
-class Unlisted(VectorStore):
-    """The least a vector store can be."""
-
-    def __init__(self) -> None:
-        self.texts: dict[str, str] = {}
-
-    def add_texts(self, texts: Any, metadatas: Any = None, *, ids: Any = None, **_: Any) -> list[str]:
-        given = list(texts)
-        added = ids or [str(len(self.texts) + n) for n, _ in enumerate(given)]
-        self.texts.update(zip(added, given, strict=True))
-        return list(added)
-
-    def delete(self, ids: Any = None, **kwargs: Any) -> bool:
-        return ids is not None and all(self.texts.pop(id, None) for id in ids)
-
-    def similarity_search(self, query: str, k: int = 4, **kwargs: Any) -> list[Document]:
-        return [Document(text) for text in list(self.texts.values())[:k]]
-
-    @classmethod
-    def from_texts(cls, texts: list[str], embedding: Any, metadatas: Any = None, **kwargs: Any) -> Any:
-        raise NotImplementedError
-
-
 def test_least_of_stores_works(recorded_llm: Any, recorder: Any) -> None:
     store: Any = warm(Unlisted(), recorded_llm)
-    store.add_texts(TEXTS)
+    store.add_texts(TEXTS, ids=["0", "1", "2"])
     with pytest.raises(ConfigError, match="Unlisted cannot list"):
         store.sync()
     store.delete(["0"])

@@ -15,9 +15,8 @@ from blendrag.errors import ConfigError, SourceError
 from blendrag.lab.evaluate.formats import FORMATS, Question, find_format, read_questions, read_records
 from blendrag.lab.evaluate.measure import cut
 from blendrag.prompt import encode_document
-from places import DATA, DOCS
+from places import DOCS, public
 
-QA = DATA / "qa"
 FILES = {  # the whole sets or parts of them, gzipped or not
     "musique": "musique_s*.json*",
     "hotpot": "hotpot_distractor*.json*",
@@ -31,14 +30,7 @@ ANSWERED = {"musique": 0.8, "hotpot": 0.85}
 
 
 def data(name: str) -> Path:
-    wanted = FILES[name.partition(":")[0]]
-    found = sorted(QA.glob(wanted))
-    if not found:
-        pytest.skip(
-            f"needs the public question set {wanted}, which its licence keeps out of this repository:"
-            f" put it into {QA}, or name the folder that has it by the environment variable QA"
-        )
-    return found[0]
+    return public(f"qa/{FILES[name.partition(':')[0]]}")
 
 
 @cache

@@ -17,19 +17,9 @@ from blendrag.lab.eviction.source import open_source
 from blendrag.lab.eviction.trace import read_dialogs, read_mooncake
 from blendrag.lab.options import EvictionOptions
 from blendrag.lab.questions import read_azure
-from places import DATA
+from places import public
 
-TRACES = DATA / "traces"
 HEAD = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
-
-
-def data(name: str) -> Path:
-    if not (TRACES / name).exists():
-        pytest.skip(
-            f"needs the public trace {name}: put it into {TRACES}, or name the folder that has it by the"
-            " environment variable TRACES"
-        )
-    return TRACES / name
 
 
 def record(at: int = 0, length: int = 600, ids: Any = (0, 1)) -> str:
@@ -130,12 +120,12 @@ def test_wrong_azure_line_is_refused_and_named(tmp_path: Path, text: str, says: 
 
 @pytest.mark.parametrize(("name", "count"), [("code", 8_819), ("conv", 19_366)])
 def test_public_azure_traces_are_read_wholly(name: str, count: int) -> None:
-    assert len(read_azure(data(f"azure_2023_{name}.csv.gz"))) == count
+    assert len(read_azure(public(f"traces/azure_2023_{name}.csv.gz"))) == count
 
 
 def test_hit_ratios_on_mooncake_are_the_known_ones() -> None:
     """8,000 blocks; by hand, in blocks, .172 and .341; tokens make it a little more."""
-    trace = read_mooncake(data("mooncake_conversation.first30min.jsonl.gz"))
+    trace = read_mooncake(public("traces/mooncake_conversation.first30min.jsonl.gz"))
     assert (len(trace.requests), sum(len(one.keys) for one in trace.requests)) == (5_719, 146_464)
 
     assert replay(trace, make_policy("lru"), 8_000).hit_ratio() == pytest.approx(0.1755, abs=5e-4)
@@ -143,7 +133,6 @@ def test_hit_ratios_on_mooncake_are_the_known_ones() -> None:
     assert optimum(trace, 8_000).hit_ratio() == pytest.approx(0.347, abs=1e-3)
 
 
-DIALOGS = DATA / "dialogs"
 GOOD = '{"id": "a", "turns": [{"role": "user", "text": "hi"}]}'
 
 
@@ -181,13 +170,8 @@ def test_gzip_is_read_as_plain(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["sgd", "convai2018"])
 def test_public_conversations_are_read_rightly(name: str) -> None:
-    found = sorted(DIALOGS.glob(f"{name}*.jsonl*"))
-    if not found:
-        pytest.skip(
-            f"needs the conversations {name}*.jsonl: put them into {DIALOGS}, or name the folder that has"
-            " them by the environment variable DIALOGS"
-        )
-    content = found[0].read_bytes()
-    records = (gzip.decompress(content) if found[0].suffix == ".gz" else content).splitlines()
-    dialogs = read_dialogs(found[0])
+    path = public(f"dialogs/{name}*.jsonl*")
+    content = path.read_bytes()
+    records = (gzip.decompress(content) if path.suffix == ".gz" else content).splitlines()
+    dialogs = read_dialogs(path)
     assert [len(dialog.prompts) for dialog in dialogs] == [json.loads(record)["n_user"] for record in records]

@@ -12,7 +12,7 @@ from llama_index.core.schema import BaseNode
 from llama_index.core.vector_stores.types import MetadataFilters, VectorStoreQuery, VectorStoreQueryResult
 
 from blendrag import Collection, KeptDocuments, SyncReport
-from blendrag.errors import BlendragError, ConfigError, needs
+from blendrag.errors import ConfigError, needs, noting
 from llama_index.llms.blendrag.nodes import sources_by_id, texts_by_id
 from llama_index.llms.blendrag.warming import found, keeping
 
@@ -91,11 +91,8 @@ class BlendChromaVectorStore(ChromaVectorStore):
                 held = {one.node_id: one for one in self._get(None, where={}, ids=added).nodes or ()}
                 inserted = [held[id] for id in added if id in held]  # in their document's order
                 texts, sources = texts_by_id(inserted, self.bare_text), sources_by_id(inserted)
-                try:
+                with noting("Chroma has these nodes; sync() computes the KV that is missing."):
                     kept.add(texts, sources=sources, progress=show_progress)
-                except BlendragError as error:
-                    error.add_note("Chroma has these nodes; sync() computes the KV that is missing.")
-                    raise
         return ids
 
     def delete(self, ref_doc_id: str, **delete_kwargs: Any) -> None:
