@@ -41,7 +41,7 @@ from stored_trees import tree_tiers
 pytestmark = needs_groups
 
 BLOCK, WINDOW = 32, 64
-LONG = 32 * WINDOW + 7  # tokens
+LONG = 32 * WINDOW + 20  # tokens; behind the windows more than the twelve that AVX2 leaves to the engine
 SHAPE: dict[str, Any] = {"num_kv_heads": 1, "head_size": 8, "dtype": torch.float32}
 FULL = FullAttentionSpec(block_size=BLOCK, **SHAPE)
 WINDOWED = SlidingWindowSpec(block_size=BLOCK, sliding_window=WINDOW, **SHAPE)
