@@ -43,8 +43,8 @@ class BlendIndex(Answering):
         self._library = Library(root, settings)
         try:
             embedder = Embedder(resolve_embedder(settings.embedder), name=settings.embedder)
-            self._vectors = VectorStore(root, embedder)
             self._ledger = Ledger(root)
+            self._vectors = VectorStore(root, embedder)
             self._library.catalogue.release(LEAVING)  # of an ingest that was killed
         except BaseException:
             self._library.close()

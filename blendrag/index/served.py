@@ -43,8 +43,9 @@ class ServedIndex(Answering):
         self._chat = self._first = self.chats[0]
         self.settings = self._first.settings
         embedder = self.settings.embedder
-        self._vectors = VectorStore(root, Embedder(resolve_embedder(embedder), name=embedder))
+        made_with = Embedder(resolve_embedder(embedder), name=embedder)
         self._ledger = Ledger(root)
+        self._vectors = VectorStore(root, made_with)
 
     def close(self) -> None:
         """End the connections. Safe to call twice."""

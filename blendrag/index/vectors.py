@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import xxhash
 
 from blendrag.chat.request import Source
-from blendrag.errors import StoreError, StoreFullError, StoreMismatchError, needs
+from blendrag.errors import EngineClosedError, StoreError, StoreFullError, StoreMismatchError, needs
 from blendrag.files import sqlite
 from blendrag.files.private import make_file, make_folder
 from blendrag.text import encodable
@@ -42,14 +42,14 @@ class VectorStore:
     """A store of rows (source, ordinal, chunk key, text, vector), searched by cosine similarity.
 
     Raises StoreMismatchError when the store was made with another embedding model, StoreError when Chroma
-    cannot open or change it, StoreFullError when the disk is full.
+    cannot open or change it, StoreFullError when the disk is full, EngineClosedError once it is closed.
     """
 
     def __init__(self, root: Path, embedder: Embeds) -> None:
         with needs("blendrag[index]"):
             import chromadb
 
-        self._embedder = embedder
+        self._embedder, self._closed = embedder, False
         self._folder = folder = root / "chroma"
         try:
             make_folder(folder)
@@ -57,13 +57,14 @@ class VectorStore:
             self._client = chromadb.PersistentClient(
                 str(folder), settings=chromadb.Settings(anonymized_telemetry=False)
             )
-            self._rows = self._client.get_or_create_collection(
+            self._collection = self._client.get_or_create_collection(
                 _COLLECTION,
                 metadata={"embedder": embedder.name},  # kept from the first time
                 configuration={"hnsw": {"space": "cosine"}},
                 embedding_function=None,
             )
         except (OSError, ValueError, chromadb.errors.ChromaError) as error:
+            self.close()
             raise StoreError(f"cannot open the vector store {str(folder)!r}: {error}") from error
         made_with = (self._rows.metadata or {}).get("embedder")
         if made_with != embedder.name:
@@ -80,6 +81,7 @@ class VectorStore:
         New rows are written before surplus old ones are deleted: a search in between finds the document.
         """
         ids = [_row_id(source, ordinal) for ordinal in range(len(pieces))]
+        surplus = self._ids_of(source) - set(ids)
         shared = _plain(metadata or {}) | {_SOURCE: source}
         batch = self._client.get_max_batch_size()
         for at in range(0, len(pieces), batch):
@@ -95,7 +97,7 @@ class VectorStore:
                         shared | {_KEY: key, _ORDINAL: at + ordinal} for ordinal, (key, _) in enumerate(part)
                     ],
                 )
-        self._delete_ids(sorted(self._ids_of(source) - set(ids)))
+        self._delete_ids(sorted(surplus))
 
     def delete(self, source: str) -> None:
         """Remove the rows of a source; without any, nothing happens."""
@@ -164,8 +166,16 @@ class VectorStore:
 
     def close(self) -> None:
         """Close its files. Safe to call twice."""
+        self._closed = True
         with contextlib.suppress(AttributeError):  # Chroma before 1.5 keeps them open
             self._client.close()
+
+    @property
+    def _rows(self) -> Any:
+        """Return Chroma's collection. What a closed one raises says nothing of that."""
+        if self._closed:
+            raise EngineClosedError(f"{str(self._folder.parent)!r} was closed: open it again")
+        return self._collection
 
     def _ids_of(self, source: str) -> set[str]:
         with self._failures():

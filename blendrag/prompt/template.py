@@ -138,7 +138,8 @@ def changes_letters(tokenizer: Any, text: str) -> bool:
     normal = getattr(getattr(tokenizer, "backend_tokenizer", None), "normalizer", None)
     if normal is None or is_normalized("NFKC", text):  # what else it changes are blanks, which it gives back
         return False
-    return bool(normal.normalize_str(text) != text)
+    shown = normal.normalize_str(text).replace("\u2581", " ")  # SentencePiece's blank
+    return bool(shown.strip() != text.strip())
 
 
 def implied_bos(tokenizer: Any) -> str | None:

@@ -162,7 +162,7 @@ class KVStore(KVReader):
         could not be reached.
 
         Those are tried again when the store is next opened. With ``everywhere``, nothing is dropped here
-        unless all of them could be reached.
+        unless all servers and folders elsewhere could be reached, and have kept no file.
         """
         keys = list(keys)
         with self.replicas.leaving(keys):
@@ -170,15 +170,16 @@ class KVStore(KVReader):
 
     def _delete(self, keys: Sequence[str], everywhere: bool) -> tuple[int, list[str]]:
         primary = self._primary.tier
-        unreachable = [
-            tier.name
+        elsewhere = [
+            tier
             for tier in reversed(self.tiers)
-            if tier.local is False and tier is not primary and delete_from(tier, keys) is None
+            if tier is not primary and (not tier.local or tier.spec.path is not None)
         ]
+        unreachable = [tier.name for tier in elsewhere if delete_from(tier, keys) is None]
         dropped = 0
         if not (everywhere and unreachable):
             for tier in reversed(self.tiers):  # RAM last: what is read meanwhile comes from below
-                if tier is primary or tier.local:
+                if tier not in elsewhere:
                     there = delete_from(tier, keys)
                     if there is None:
                         unreachable.append(tier.name)

@@ -142,6 +142,16 @@ def test_index_without_a_name_does_not_fill_the_folder_where_one_is(
     assert not [*tmp_path.iterdir()]
 
 
+def test_closed_index_says_so_to_whoever_asks(index: BlendIndex) -> None:
+    """A stream that is read behind the ``with`` retrieves only then."""
+    index._pipeline().take([Document("Lunch is at noon.", "lunch")], IngestReport(), SILENT)
+    begun = index.stream("When is lunch?")
+    index.close()
+    for ask in (lambda: list(begun), lambda: index.ask("When?"), lambda: index.retrieve("When?")):
+        with pytest.raises(EngineClosedError, match="was closed: open it again"):
+            ask()
+
+
 @pytest.mark.parametrize("how", ["its vectors are not stored", "an old catalogue is taken back"])
 def test_document_in_doubt_is_answered_from_and_done_again(
     tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch, how: str

@@ -10,7 +10,13 @@ from pathlib import Path
 import pytest
 
 from blendrag.embedder import Embedder
-from blendrag.errors import ModelNotFoundError, StoreError, StoreFullError, StoreMismatchError
+from blendrag.errors import (
+    EngineClosedError,
+    ModelNotFoundError,
+    StoreError,
+    StoreFullError,
+    StoreMismatchError,
+)
 from blendrag.index.vectors import VectorStore
 
 
@@ -172,6 +178,36 @@ def test_folder_that_was_removed_can_be_begun_anew_in_the_same_process(tmp_path:
         store.close()
         store.close()
         shutil.rmtree(tmp_path / "index")
+
+
+def test_closed_store_says_so(store: VectorStore) -> None:
+    store.put("a", [("a", "10")])
+    store.close()
+    for fails in (
+        lambda: store.search("0", 3),
+        lambda: store.put("a", [("a", "10")]),
+        lambda: store.delete("a"),
+        store.rows,
+    ):
+        with pytest.raises(EngineClosedError, match="was closed: open it again"):
+            fails()
+
+
+def test_store_that_could_not_be_opened_leaves_nothing_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chromadb = pytest.importorskip("chromadb", "1.5")  # earlier ones cannot be closed
+
+    def refused(*_: object, **__: object) -> None:
+        raise ValueError("no such configuration")
+
+    with monkeypatch.context() as patch, pytest.raises(StoreError, match="no such configuration"):
+        patch.setattr(chromadb.api.client.Client, "get_or_create_collection", refused)
+        VectorStore(tmp_path, Compass())
+    shutil.rmtree(tmp_path / "chroma")
+    store = VectorStore(tmp_path, Compass())
+    store.put("a", [("a", "10")])
+    assert [hit.text for hit in store.search("0", 3)] == ["10"]
 
 
 def test_store_that_cannot_be_written_is_an_error_of_ours(store: VectorStore) -> None:

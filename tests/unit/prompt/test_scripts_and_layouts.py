@@ -21,6 +21,7 @@ from blendrag.prompt import (
     plan_prompt,
     render_chat,
 )
+from blendrag.prompt.template import changes_letters
 
 MIN_TOKENS = 8
 ANCHOR = 32
@@ -130,6 +131,17 @@ def test_text_is_found_as_tokenizers_spell_it_that_put_letters_in_normal_form(
         assert plan.cached_keys == ("0",) and plan.notes[0].reason == "found"
     recogniser.remove("0")
     assert recogniser.find(text) == recogniser.find(read) == []
+
+
+def test_text_of_which_a_tokenizer_changes_only_blanks_is_not_spelt_anew(tokenizer: Any) -> None:
+    """As SentencePiece's does: to decode every document that has an ellipsis would take a while."""
+    of_blanks = copy.deepcopy(tokenizer)
+    of_blanks.backend_tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
+    )
+    assert not changes_letters(of_blanks, "Lunch \u2026 is at noon.")
+    of_blanks.backend_tokenizer.normalizer = normalizers.NFKC()
+    assert changes_letters(of_blanks, "Lunch \u2026 is at noon.")
 
 
 @pytest.mark.parametrize(

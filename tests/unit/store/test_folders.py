@@ -149,6 +149,18 @@ def test_file_of_a_second_folder_that_could_not_be_deleted_is_deleted_by_the_nex
     assert holds(store, A) == [[False], [False]]
 
 
+def test_deletion_everywhere_changes_nothing_here_while_a_second_folder_keeps_a_file(
+    tmp_path: Path, mount: Mount
+) -> None:
+    become, stack = mount(tmp_path / "slow"), (TierSpec(kind="disk"), shared(tmp_path / "slow"))
+    register(tmp_path / "index", [A])
+    store = open_stack(tmp_path / "index", *stack)
+    put(store, A)
+    become("ro")
+    assert store.delete([A.key], everywhere=True) == (0, [f"disk {tmp_path / 'slow'}"])
+    assert holds(store, A) == [[True], [True]] and store.holds(A.key)
+
+
 # -- removed by others ----------------------------------------------------------------------------------
 
 
