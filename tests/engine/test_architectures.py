@@ -12,8 +12,9 @@ from blendrag.engine.client.engine import Engine
 from blendrag.engine.client.generation import Sampling
 from blendrag.lab.doctor import REUSE, run_doctor
 from blendrag.lab.running import lab_engine
-from model_shapes import SHAPES, Shape, provide_torchvision
+from model_shapes import SHAPES
 from models_page import check_page
+from small_model import Shape, provide_torchvision
 
 pytestmark = [pytest.mark.own_engine, pytest.mark.nightly]
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 
 from blendrag.lab.doctor import DoctorReport
-from model_shapes import SHAPES, Shape
+from model_shapes import SHAPES
 from places import DOCS
+from small_model import Shape
 
 UPDATE = "UPDATE_MODELS"
 PAGE = DOCS / "models.md"

@@ -24,6 +24,7 @@ from blendrag.engine.compat.platform import FP8_KV, is_cpu
 KNOWN_ARCHITECTURES = frozenset(
     {
         "LlamaForCausalLM",
+        "LlamaModel",  # in SmolVLM
         "MistralForCausalLM",
         "Phi3ForCausalLM",
         "Qwen2ForCausalLM",
@@ -54,7 +55,7 @@ def is_of_transformers(model: Any) -> bool:
 def all_layers(model: Any) -> list[Any]:
     """Return the decoder layers of a causal LM, or an empty list where they are not where they usually
     are."""
-    return list(getattr(getattr(text_model(model), "model", None), "layers", ()))
+    return list(getattr(_backbone(text_model(model)), "layers", ()))
 
 
 def decoder_layers(model: Any) -> list[Any]:
@@ -81,9 +82,14 @@ def own_forward(model: Any, token_ids: torch.Tensor, positions: torch.Tensor) ->
     with suppress(ForwardEnded):
         if is_of_transformers(model):
             rows = {"input_ids": token_ids[None], "position_ids": positions[None]}
-            model.model.forward(**rows, use_cache=False, return_dict=False)
+            _backbone(model).forward(**rows, use_cache=False, return_dict=False)
         else:
-            model.model.forward(token_ids, positions, None)
+            _backbone(model).forward(token_ids, positions, None)
+
+
+def _backbone(model: Any) -> Any:
+    """Return what has the layers of a causal LM; itself, where a wrapper keeps no causal LM (SmolVLM)."""
+    return getattr(model, "model", model)
 
 
 def attention_of(layer: Any) -> Any | None:

@@ -130,6 +130,8 @@ def unsupported_layer(layer: Any) -> str | None:
         return _unread_latents(attention, rotary)
     if attention.attn_type != AttentionType.DECODER or shares_kv(attention):
         return "its attention is not plain causal self-attention"
+    if getattr(attention, "head_size_v", attention.head_size) != attention.head_size:
+        return "its V has another size than its K"
     if attention.kv_cache_dtype not in PLAIN_KV | FP8_KV:
         return f"how its KV cache is quantised is not known (kv_cache_dtype {attention.kv_cache_dtype})"
     if attention.attn_backend.forward_includes_kv_cache_update:

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from bound_models import bound
-from model_shapes import SHAPES, Shape, provide_torchvision
+from model_shapes import SHAPES
 from models_page import check_page, rows
+from small_model import Shape, provide_torchvision
 
 # What neither the shared engine's model nor another test has: latents, layers of two shapes, those that share
 # KV, and what the page does not have yet.
