@@ -1,4 +1,4 @@
-"""What several packages' tests share: the command line, a predictor that learned a rule, a server."""
+"""What several packages' tests share: the command line, a predictor that learned a rule, a server, disks."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import typer.testing
 
 from blendrag.lab.eviction.fit_predictor import Trained, train_on_file
 from keeping_server import Keeping
+from mounts import mounts
 from scripted_server import scripted
 from word_embedder import features, write_dialogs
 
@@ -26,6 +27,9 @@ def command_line_built_once() -> Iterator[None]:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     path = write_dialogs(tmp_path_factory.mktemp("dialogs") / "dialogs.jsonl")
     return train_on_file(path, features(), held_out=0.3)
+
+
+mount = pytest.fixture(mounts)
 
 
 @pytest.fixture

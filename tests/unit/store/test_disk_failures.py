@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +14,7 @@ from blendrag.store.catalogue import Catalogue
 from blendrag.store.record import Miss
 from blendrag.store.tiers import DiskTier, TierSpec
 from forked import Forked
+from mounts import Mount
 from stores import (
     LAYOUT,
     files,
@@ -79,22 +78,10 @@ def test_full_disk_leaves_nothing_behind_and_later_puts_work(tmp_path: Path) -> 
     assert set(states(tmp_path).values()) == {"ready"}
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 1 MiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], capture_output=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip("mounting is not permitted here; the test with RLIMIT_FSIZE covers the chunk's file")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-def test_disk_full_to_the_last_byte_never_costs_what_is_stored(small_disk: Path) -> None:
+def test_disk_full_to_the_last_byte_never_costs_what_is_stored(tmp_path: Path, mount: Mount) -> None:
     """The catalogue lives on the same disk and finds no room either."""
+    small_disk = tmp_path / "disk"
+    mount(small_disk, size="1m")
     chunks = [make_chunk(seed, tokens=300) for seed in range(150)]
     register(small_disk, chunks)
     store = open_store(small_disk)

@@ -5,18 +5,19 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from blendrag.errors import StoreError
 from blendrag.store.catalogue import Catalogue
+from blendrag.store.kv_store import KVStore
 from blendrag.store.record import Miss
 from blendrag.store.tiers import DiskTier, TierError, TierSpec
 from forked import Forked
+from mounts import Mount
 from stores import (
     IDENTITY,
     LAYOUT,
@@ -43,28 +44,17 @@ from stores import (
     states,
 )
 
-Mount = Callable[[Path], Callable[[str], None]]
 
-
-@pytest.fixture
-def mount() -> Iterator[Mount]:
-    """Mount a small file system of its own on a folder; gives what changes it to "ro" or "rw"."""
-    mounted = []
-
-    def run(*command: object) -> None:
-        done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
-        if done.returncode:
-            pytest.skip(f"mounting is not permitted here: {done.stderr.strip()}")
-
-    def mount(folder: Path) -> Callable[[str], None]:
-        folder.mkdir(parents=True, exist_ok=True)
-        run("mount", "-t", "tmpfs", "-o", "size=4m,mode=700", "tmpfs", folder)
-        mounted.append(folder)
-        return lambda mode: run("mount", "-o", f"remount,{mode}", folder)
-
-    yield mount
-    for folder in reversed(mounted):
-        subprocess.run(["umount", "-l", str(folder)], check=True)
+def second_read_only(
+    tmp_path: Path, mount: Mount
+) -> tuple[Callable[[str], None], tuple[TierSpec, TierSpec], KVStore]:
+    """A stack of the own folder and a second one, both of which have a chunk, the second read-only by now."""
+    become, stack = mount(tmp_path / "slow"), (TierSpec(kind="disk"), shared(tmp_path / "slow"))
+    register(tmp_path / "index", [A])
+    store = open_stack(tmp_path / "index", *stack)
+    put(store, A)
+    become("ro")
+    return become, stack, store
 
 
 # -- read-only ------------------------------------------------------------------------------------------
@@ -136,11 +126,7 @@ def test_file_that_could_not_be_deleted_is_deleted_by_the_next_opening(tmp_path:
 def test_file_of_a_second_folder_that_could_not_be_deleted_is_deleted_by_the_next_opening(
     tmp_path: Path, mount: Mount
 ) -> None:
-    become, stack = mount(tmp_path / "slow"), (TierSpec(kind="disk"), shared(tmp_path / "slow"))
-    register(tmp_path / "index", [A])
-    store = open_stack(tmp_path / "index", *stack)
-    put(store, A)
-    become("ro")
+    become, stack, store = second_read_only(tmp_path, mount)
     release(tmp_path / "index")
     assert store.delete([A.key]) == (1, [f"disk {tmp_path / 'slow'}"])
     store.close()
@@ -152,11 +138,7 @@ def test_file_of_a_second_folder_that_could_not_be_deleted_is_deleted_by_the_nex
 def test_deletion_everywhere_changes_nothing_here_while_a_second_folder_keeps_a_file(
     tmp_path: Path, mount: Mount
 ) -> None:
-    become, stack = mount(tmp_path / "slow"), (TierSpec(kind="disk"), shared(tmp_path / "slow"))
-    register(tmp_path / "index", [A])
-    store = open_stack(tmp_path / "index", *stack)
-    put(store, A)
-    become("ro")
+    _, _, store = second_read_only(tmp_path, mount)
     assert store.delete([A.key], everywhere=True) == (0, [f"disk {tmp_path / 'slow'}"])
     assert holds(store, A) == [[True], [True]] and store.holds(A.key)
 

@@ -35,8 +35,7 @@ class StructuredByGrammar(FunctionCallingLLM):
         llm_kwargs: dict[str, Any] | None = None,
         **prompt_args: Any,
     ) -> Any:
-        forced = self._forced(output_cls, llm_kwargs)
-        return super().structured_predict(output_cls, _own(prompt), forced, **prompt_args)
+        return super().structured_predict(*self._held(output_cls, prompt, llm_kwargs), **prompt_args)
 
     async def astructured_predict(
         self,
@@ -45,8 +44,7 @@ class StructuredByGrammar(FunctionCallingLLM):
         llm_kwargs: dict[str, Any] | None = None,
         **prompt_args: Any,
     ) -> Any:
-        forced = self._forced(output_cls, llm_kwargs)
-        return await super().astructured_predict(output_cls, _own(prompt), forced, **prompt_args)
+        return await super().astructured_predict(*self._held(output_cls, prompt, llm_kwargs), **prompt_args)
 
     def stream_structured_predict(
         self,
@@ -55,9 +53,9 @@ class StructuredByGrammar(FunctionCallingLLM):
         llm_kwargs: dict[str, Any] | None = None,
         **prompt_args: Any,
     ) -> Any:
-        forced = self._forced(output_cls, llm_kwargs)
-        objects = super().stream_structured_predict(output_cls, _own(prompt), forced, **prompt_args)
-        return _to_the_end(objects, output_cls, forced[STRUCTURED])
+        held = self._held(output_cls, prompt, llm_kwargs)
+        objects = super().stream_structured_predict(*held, **prompt_args)
+        return _to_the_end(objects, output_cls, held[-1][STRUCTURED])
 
     async def astream_structured_predict(
         self,
@@ -66,21 +64,19 @@ class StructuredByGrammar(FunctionCallingLLM):
         llm_kwargs: dict[str, Any] | None = None,
         **prompt_args: Any,
     ) -> Any:
-        forced = self._forced(output_cls, llm_kwargs)
-        objects = await super().astream_structured_predict(output_cls, _own(prompt), forced, **prompt_args)
-        return _ato_the_end(objects, output_cls, forced[STRUCTURED])
+        held = self._held(output_cls, prompt, llm_kwargs)
+        objects = await super().astream_structured_predict(*held, **prompt_args)
+        return _ato_the_end(objects, output_cls, held[-1][STRUCTURED])
 
-    def _forced(self, output_cls: type[BaseModel], options: dict[str, Any] | None) -> dict[str, Any]:
+    def _held(
+        self, output_cls: type[BaseModel], prompt: BasePromptTemplate, options: dict[str, Any] | None
+    ) -> tuple[type[BaseModel], BasePromptTemplate, dict[str, Any]]:
+        """Return what these methods take: a copy of the prompt, since LlamaIndex leaves the schema's parser
+        in it, which then shows the schema for ever, and options that hold the answer to the class."""
         options = {**(options or {}), STRUCTURED: []}
         if self.pydantic_program_mode is PydanticProgramMode.LLM:  # the other modes call a tool
             options["grammar"] = output_cls.model_json_schema()
-        return options
-
-
-def _own(prompt: BasePromptTemplate) -> BasePromptTemplate:
-    """Return a copy: LlamaIndex leaves the schema's parser in the prompt, which then shows the schema for
-    ever."""
-    return prompt.model_copy()
+        return output_cls, prompt.model_copy(), options
 
 
 # LlamaIndex shows a beginning until another one has as many fields, of which those with defaults count in the
