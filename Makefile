@@ -36,12 +36,16 @@ help:
 setup:
 	@PYTHON="$(PYTHON)" VENV="$(VENV)" bash requirements/setup.sh
 
+# As the command does by itself: where bfloat16 is slow, float32.
+DTYPE = from blendrag.machine import emulates_16_bit as slow; print("float32" if slow() else "auto")
+EXAMPLE = BLENDRAG_DTYPE=$${BLENDRAG_DTYPE:-$$($(BIN)/python -c '$(DTYPE)')} $(BIN)/python
+
 demo: setup
 	@$(BIN)/blendrag demo
 	@echo; echo "The same from a LangChain chain (examples/langchain_chain.py):"; echo
-	@$(BIN)/python examples/langchain_chain.py
+	@$(EXAMPLE) examples/langchain_chain.py
 	@echo; echo "and from a LlamaIndex query engine (examples/llamaindex_query_engine.py):"; echo
-	@$(BIN)/python examples/llamaindex_query_engine.py
+	@$(EXAMPLE) examples/llamaindex_query_engine.py
 
 lint: setup
 	$(BIN)/ruff check .
