@@ -101,7 +101,7 @@ def _report(config: Any) -> DoctorReport:
 
 def _groups(config: Any) -> list[list[Any]]:
     """As vLLM's model runner has them, but with blocks of one size: those of layers with windows apart, each
-    divided by the shape of KV."""
+    divided by the shape of KV and by heads."""
     from vllm.model_executor.layers.attention.attention import Attention
     from vllm.model_executor.layers.attention.mla_attention import MLAAttention
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionMetadataBuilder
@@ -116,7 +116,7 @@ def _groups(config: Any) -> list[list[Any]]:
         if isinstance(each, Attention | MLAAttention)
         and getattr(each, "kv_sharing_target_layer_name", None) is None
     }
-    by_kind: dict[type, dict[tuple[int, int], list[str]]] = {}
+    by_kind: dict[type, dict[tuple[int, int, int], list[str]]] = {}
     specs = {name: each.get_kv_cache_spec(config) for name, each in attentions.items()}
     if not CAN_FAIL:  # then vLLM is given a connector that wants it so
         unify_hybrid_kv_cache_specs(specs)
@@ -125,7 +125,7 @@ def _groups(config: Any) -> list[list[Any]]:
         of_block = (_BLOCK_SIZE, each.head_size) if isinstance(each, MLAAttention) else of_heads
         each.kv_cache = torch.zeros((_BLOCKS, *of_block), dtype=config.model_config.dtype)
         by_shape = by_kind.setdefault(type(specs[name]), {})
-        by_shape.setdefault((each.num_kv_heads, each.head_size), []).append(name)
+        by_shape.setdefault((each.num_heads, each.num_kv_heads, each.head_size), []).append(name)
 
     def group(names: list[str]) -> Any:
         spec = specs[names[0]]

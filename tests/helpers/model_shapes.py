@@ -106,6 +106,16 @@ SHAPES = (
     Shape("CWM", "CwmConfig", WINDOWS),
     Shape("FlexOlmo", "FlexOlmoConfig", {**EXPERTS, "intermediate_size": 64}),
     Shape("Mellum 2", "MellumConfig", {**WINDOWS, **EXPERTS, "layer_types": MOSTLY_WINDOWS}),
+    Shape(
+        "Laguna",
+        "LagunaConfig",
+        {
+            **WINDOWS,
+            "layer_types": MOSTLY_WINDOWS,
+            "mlp_layer_types": ["dense"] * 4,  # how its router scores experts is not in vLLM's CPU build
+            "num_attention_heads_per_layer": [4, 8, 4, 8],
+        },
+    ),
     Shape("Solar Open", "SolarOpenConfig", {**EXPERTS, "n_routed_experts": 4, "n_shared_experts": 1}),
     Shape("VaultGemma", "VaultGemmaConfig", GEMMA),
     Shape("nanochat", "NanoChatConfig"),
