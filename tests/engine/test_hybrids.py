@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.own_engine, pytest.mark.nightly]
 STEP = 640  # tokens that a step computes at most
 SHOWN = Sampling(max_tokens=6, logprobs=20, other={"ignore_eos": True})
 WORDS = ("river", "stone", "market", "winter", "engine", "paper", "light", "letter", "bridge", "window")
-SYSTEM = "You answer briefly."
+SYSTEM = "You answer briefly, and with words of the documents."  # AVX2 rounds less than twelve rows otherwise
 
 
 # vLLM's CPU build drafts for hybrids without prefix caching only.
