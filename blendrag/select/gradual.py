@@ -9,8 +9,8 @@ from blendrag.select.hkvd import HKVD
 from blendrag.select.interface import register_selector
 
 # Deviations of neighbouring layers are correlated but not equal, so the first choice is generous and later
-# ones correct it. The paper names no constants; these gave the lowest divergence of the schedules tried: shares
-# of 2 : 3/2 : 1 : 2/3, and so on, scaled to the ratio.
+# ones correct it. The paper names no constants; these layers, and shares of 2 : 3/2 : 1 : 2/3 and so on,
+# gave the lowest divergence of the schedules tried.
 _LAYERS = (1, 4, 8, 16)
 
 
