@@ -45,7 +45,7 @@ class TierChoice:
 
 
 def ratio_for(estimate: Estimator, load_s: float, cached: int, fresh: int, least: float = MIN_RATIO) -> float:
-    """Return the ratio of mode A, with T_recompute = T_load, at least ``least`` and at most 1 (row CB-14).
+    """Return the ratio of mode A, with T_recompute = T_load, at least ``least`` and at most 1.
 
     With a higher one the request would wait; with a lower one the processor would wait for the tier. A
     selector that reads the question recomputes nothing while KV loads, so all of its ratio is waited for: it
@@ -64,7 +64,7 @@ def ratio_for(estimate: Estimator, load_s: float, cached: int, fresh: int, least
 
 def cheapest_tier(estimate: Estimator, nbytes: int, cached: int, fresh: int, ratio: float) -> TierChoice:
     """Return the tier of mode B: of those with T_load <= T_recompute the lowest, which is the cheapest, as a
-    stack has the fastest and dearest first (row CB-15).
+    stack has the fastest and dearest first.
 
     nbytes: of the KV that a prompt loads. No tier is hidden where the selector reads the question.
     """

@@ -79,6 +79,7 @@ class GDSF(EvictionPolicy):
         if priority is not None:
             if self.ages and key == self._named:  # evicted: a deletion by its owner tells no priority
                 self._aging = max(self._aging, priority)
+                self._named = None
             self._counts.left(key)
 
     def victim(self, may_leave: MayLeave = anything) -> str | None:

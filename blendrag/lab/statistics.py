@@ -78,15 +78,15 @@ def percentiles(values: Sequence[float]) -> Percentiles:
 def next_token_kl(reference: Mapping[int, float], other: Mapping[int, float], top: int = TOP) -> float:
     """Return KL(reference, other) in nats over the reference's ``top`` tokens, all others as one bucket.
 
-    Arguments are {token: log probability} of each side's most likely tokens. A token ``other`` does not
-    list shares, evenly with the bucket, what its listed tokens leave over; it never gets more than the
-    least likely of them.
+    Arguments are {token: log probability} of each side's most likely tokens, and of one that was forced. A
+    token ``other`` does not list shares, evenly with the bucket, what its listed tokens leave over; it never
+    gets more than the least likely of its own ``top``, whatever was forced.
     """
     tokens = sorted(reference, key=lambda token: -reference[token])[:top]
     listed = {token: math.exp(logprob) for token, logprob in other.items()}
     unlisted = sum(token not in listed for token in tokens)
     left_over = max(0.0, 1.0 - sum(listed.values()))
-    guess = min(min(listed.values()), left_over / (unlisted + 1))
+    guess = min(sorted(listed.values(), reverse=True)[:top][-1], left_over / (unlisted + 1))
     p = [math.exp(reference[token]) for token in tokens]
     q = [listed.get(token, guess) for token in tokens]
     p, q = (np.maximum([*side, 1.0 - sum(side)], _LEAST).tolist() for side in (p, q))

@@ -51,10 +51,11 @@ class Request:
         self.append(self.key.shape[1] - 1)
 
     def blended(
-        self, compression: Compression, put: Callable[[torch.Tensor], torch.Tensor] = as_it_is
+        self, compression: Compression, put: Callable[[torch.Tensor], torch.Tensor] = as_it_is, left: int = 1
     ) -> None:
-        """Its passes, the second of which is the one that counts. put: moves Q to where it is."""
-        ids = list(range(self.tokens - 1))
+        """Its passes, the second of which is the one that counts. put: moves Q to where it is. left: rows
+        that the engine computes behind them."""
+        ids = list(range(self.tokens - left))
         recipe = Recipe("store", (("a", 3, self.tokens - 60),), self.options)
         window = compression.window(BlendOrder(self.name, "", ids, self.blocks, 0, recipe))
         if window is not None:

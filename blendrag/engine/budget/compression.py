@@ -177,15 +177,16 @@ class Compression(WorkerHook):
         keep = budget.tokens // size - 1
         if seen.end < order.tokens - _LAST_ROWS:
             raise WholeError("the question is left to the engine")
-        if budget.tokens < (least := budget.least(size)):
-            raise WholeError(f"kv_budget is below {least}, the window and one block of {size}")
         if keep >= last:
             raise WholeError("the prompt is no longer than the budget")
-        blocks = np.array(order.block_ids[: last + 1])
         most = min(last * size, seen.end - budget.scorer.window)
+        stays = -(-(last * size - most) // size)  # the window, and what the engine computed behind it
+        if budget.tokens < (least := max(budget.least(size), (stays + 1) * size)):
+            raise WholeError(f"kv_budget is below {least}, the window and one block of {size}")
+        blocks = np.array(order.block_ids[: last + 1])
         scores = self._scores(parts, seen, budget.scorer, blocks, most)
-        stays = scores.new_full((*scores.shape[:2], last * size - scores.shape[2]), float("inf"))
-        scores = torch.cat([scores, stays], -1)
+        kept_anyway = scores.new_full((*scores.shape[:2], last * size - most), float("inf"))
+        scores = torch.cat([scores, kept_anyway], -1)
         counts = budget.allocator.allocate(page_gains(scores, size).cpu(), keep).numpy()
         kept = KeptPages.of(pages, blocks[:keep], counts)
         rows = [

@@ -81,7 +81,8 @@ class _Cache:
     """A cache that knows what is held, and nothing of why."""
 
     def __init__(self, trace: RequestTrace, policy: EvictionPolicy, capacity: int) -> None:
-        self._trace, self._policy, self._free = trace, policy, capacity
+        self._trace, self._policy = trace, policy
+        self._capacity = self._free = capacity
         self.held: dict[str, int] = {}
         self._seen: set[str] = set()
         self._children: Counter[str] = Counter()  # of a tree's nodes, how many are held
@@ -145,6 +146,8 @@ class _Cache:
         self._policy.added(key, size, use)
 
     def _make_room(self, size: int, may_leave: MayLeave) -> bool:
+        if size > self._capacity:  # a tier refuses it, and keeps what it has
+            return False
         while self._free < size:
             victim = self._policy.victim(may_leave)
             if victim is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,18 +25,22 @@ from small_decoder import BLOCKS, small_model
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadedModel]:
     """With all layers' KV in one allocation, as an engine has it."""
+    yield in_one_allocation(tmp_path_factory.mktemp("model"))
+
+
+def in_one_allocation(folder: Path, block_size: int | None = None) -> LoadedModel:
     head_attention.register()
     with pytest.MonkeyPatch.context() as started:
         started.setattr(head_attention, "started_to_evict", lambda: True)
         selector._cached_get_attn_backend.cache_clear()  # another model may have been made in this process
-        found = small_model(tmp_path_factory.mktemp("model"), LAYERS)
+        found = small_model(folder, LAYERS, block_size=block_size)
     selector._cached_get_attn_backend.cache_clear()
     AttentionBackendEnum.CPU_ATTN.clear_override()
     like = found.decoder.attentions[0].kv_cache
     memory = torch.zeros(LAYERS, *like.shape)
     for attention, cache in zip(found.decoder.attentions, memory, strict=True):
         attention.kv_cache = cache
-    yield found
+    return found
 
 
 @pytest.mark.parametrize("allocator", ["uniform", "ada", "pyramid", "ada_pyramid"])
@@ -65,6 +70,17 @@ def test_window_tokens_and_the_last_block_stay(model: LoadedModel, monkeypatch: 
         for rows in chosen:
             assert {at for at in range(tokens - 1 - 32, tokens) if at < 5 * size} <= set(rows.tolist())
         compression.forget({"a"})
+
+
+def test_least_budget_has_room_for_the_window_and_what_the_engine_computes_behind_it(tmp_path: Path) -> None:
+    """A CPU without AVX-512 leaves it twelve: the window and these may be more than one block."""
+    model, size = in_one_allocation(tmp_path, block_size=32), 32
+    compression = Compression.of(model.decoder, model.cache)
+    for tokens, freed, whole in ((5 * size + 12, 4, None), (5 * size + 1, 0, "kv_budget is below 96")):
+        request = Request(model, "a", tokens, list(range(6)), kv_budget=2 * size)
+        request.blended(compression, left=12)
+        done = compression.evict(request.order())
+        assert done.freed == freed and (done.whole or "").startswith(whole or ""), done
 
 
 @pytest.mark.parametrize(

@@ -232,6 +232,20 @@ def test_chunk_that_its_owner_deleted_leaves_gdsfs_clock_alone() -> None:
     assert drained(policy) == ["c", "d", "b"]
 
 
+def test_chunk_that_was_evicted_and_came_back_leaves_gdsfs_clock_alone_when_it_is_deleted() -> None:
+    policy = make_policy("gdsf")
+    policy.added("back", 1, Use(0.0))
+    assert policy.victim() == "back"
+    policy.removed("back")  # the clock is 1
+    policy.added("popular", 1, Use(1.0))
+    for _ in range(2):
+        policy.used("popular", Use(2.0))  # 1 + 3
+    policy.added("back", 1, Use(3.0))  # 1 + 2
+    policy.removed("back")
+    policy.added("new", 1, Use(4.0))  # 1 + 1
+    assert drained(policy) == ["new", "popular"]
+
+
 def test_pgdsf_takes_the_mean_cost_over_uses_that_missed() -> None:
     """Equation 3. Chunk x missed twice, at 1 and 3: 2 each; y once, at 2.5, found once at no cost."""
     policy = PGDSF()

@@ -188,7 +188,9 @@ def test_schedule_of_any_layers_keeps_the_mean(data: st.DataObject) -> None:
     num_layers = data.draw(st.integers(2, 60))
     layers = data.draw(st.sets(st.integers(1, num_layers - 1), min_size=1, max_size=6))
     ratio = data.draw(st.floats(0.001, 0.999))
-    check_schedule(schedule(tuple(sorted(layers)), ratio, num_layers), ratio, num_layers)
+    shares = schedule(tuple(sorted(layers)), ratio, num_layers)
+    check_schedule(shares, ratio, num_layers)
+    assert all(later < share or later == 1.0 for share, later in pairwise(shares.values()))
 
 
 def check_schedule(shares: dict[int, float], ratio: float, num_layers: int) -> None:

@@ -50,6 +50,13 @@ def test_tokens_that_the_other_side_does_not_list_are_not_taken_for_agreement() 
     assert next_token_kl(logprobs([8, 1], 1), logprobs([8, 1], 1, first=100)) > 1
 
 
+def test_unlikely_token_that_was_forced_makes_no_other_token_as_unlikely() -> None:
+    """An engine lists a forced token, such as the right answer's, beside the likeliest."""
+    p, q = logprobs([8.0, 3, 2], 3), logprobs([8.0, 3, 2], 3, first=1)
+    forced = {99: math.log(1e-9)}
+    assert next_token_kl({**p, **forced}, {**q, **forced}, top=3) == pytest.approx(next_token_kl(p, q, top=3))
+
+
 def test_certainty_on_both_sides_does_not_divide_by_zero() -> None:
     assert next_token_kl({1: 0.0}, {1: 0.0, 2: -50.0}) == pytest.approx(0)
     assert math.isfinite(next_token_kl({1: 0.0}, {2: 0.0}))
