@@ -198,6 +198,10 @@ def _without_idle(schema: dict[str, Any]) -> dict[str, Any]:
         del made["uniqueItems"]
     if made.get("propertyNames") in (True, {}, {"type": "string"}):
         del made["propertyNames"]
+    if made.get("nullable") is True and isinstance(made.get("type"), str):  # of OpenAPI 3.0
+        made["type"] = [made["type"], "null"]
+        if None not in made.get("enum", [None]):
+            made["enum"] = [*made["enum"], None]
     if "unevaluatedProperties" in made and not made.keys() & _EVALUATING:
         made.setdefault("additionalProperties", made.pop("unevaluatedProperties"))
     return made

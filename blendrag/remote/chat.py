@@ -52,8 +52,9 @@ _OF_BLENDING = tuple(BlendKeywords.__annotations__)
 _SAMPLING = frozenset(
     {
         "allowed_token_ids", "bad_words", "frequency_penalty", "ignore_eos", "include_stop_str_in_output",
-        "length_penalty", "logit_bias", "min_p", "min_tokens", "presence_penalty", "repetition_penalty",
-        "skip_special_tokens", "spaces_between_special_tokens", "stop_token_ids", "top_k",
+        "length_penalty", "logit_bias", "min_p", "min_tokens", "presence_penalty", "repetition_detection",
+        "repetition_penalty", "skip_special_tokens", "spaces_between_special_tokens", "stop_token_ids",
+        "thinking_token_budget", "top_k",
     }
 )  # fmt: skip
 

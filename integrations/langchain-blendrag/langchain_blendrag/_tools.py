@@ -5,7 +5,19 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from typing import Any
+from enum import Enum
+from types import NoneType, UnionType
+from typing import (
+    Annotated,
+    Any,
+    NotRequired,
+    Required,
+    TypedDict,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from langchain_core.exceptions import OutputParserException
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
@@ -21,6 +33,7 @@ from langchain_core.runnables import (
 )
 from langchain_core.utils.function_calling import convert_to_json_schema, convert_to_openai_tool
 from langchain_core.utils.pydantic import is_basemodel_subclass
+from pydantic import TypeAdapter
 
 from blendrag import foreign
 from blendrag.errors import BlendragWarning, ConfigError
@@ -44,7 +57,7 @@ def _function(tool: Any) -> dict[str, Any]:
     """Return a tool that is a function, which some providers write without the name ``function``."""
     if isinstance(tool, Mapping) and "inputSchema" in tool:  # as MCP servers list them
         tool = {**tool, "input_schema": tool["inputSchema"]}
-    made = convert_to_openai_tool(tool)
+    made = convert_to_openai_tool(_with_optional_fields(tool, {}))
     given = tool if isinstance(tool, Mapping) else made
     if given.get("type", "function") not in ("function", "object") and "input_schema" not in given:
         raise ConfigError(f"tool {given['type']!r} is another provider's own: give a function")
@@ -80,16 +93,66 @@ def _json_schema(schema: Any) -> dict[str, Any]:
     """Return a schema in any of LangChain's forms as JSON schema."""
     whole = _lost_in_part(schema)
     if whole is None:
-        return convert_to_json_schema(schema)
+        return convert_to_json_schema(_with_optional_fields(schema, {}))
     return {"title": getattr(schema, "__name__", "answer"), **whole}
+
+
+class _Null:
+    """None, as a class of pydantic's first version, by which LangChain converts TypedDicts."""
+
+    @classmethod
+    def __get_validators__(cls) -> Iterator[Callable[..., Any]]:
+        return iter(())
+
+    @classmethod
+    def __modify_schema__(cls, schema: dict[str, Any]) -> None:
+        schema["type"] = "null"
+
+
+def _with_optional_fields(kind: Any, made: dict[Any, Any]) -> Any:
+    """Return a type whose TypedDicts say by a default which fields may be left out, and which may be null, as
+    LangChain's conversion reads it: that takes fields of ``total=False`` for required, fails at
+    ``NotRequired``, and passes over None. made: those that were looked at already."""
+    if kind is NoneType:
+        return _Null
+    if not hasattr(kind, "__optional_keys__"):
+        inner = get_args(kind)
+        changed = tuple(_with_optional_fields(one, made) for one in inner)
+        if changed == inner:
+            return kind
+        again: Any = Union if isinstance(kind, UnionType) else get_origin(kind)
+        return kind.copy_with(changed) if hasattr(kind, "copy_with") else again[changed]
+    if kind not in made:
+        made[kind] = kind  # it may hold itself
+        fields = dict[str, Any]()
+        for name, hint in get_type_hints(kind, include_extras=True).items():
+            said, about = get_origin(hint), list[Any]()
+            if said in (Required, NotRequired):
+                (hint,) = get_args(hint)
+            if get_origin(hint) is Annotated:
+                hint, *about = get_args(hint)
+            if said is NotRequired or (name in kind.__optional_keys__ and said is not Required):
+                about[:1] = [None]
+            hint = _with_optional_fields(hint, made)
+            fields[name] = Annotated[hint, *about] if about else hint
+        typed: Any = TypedDict
+        made[kind] = typed(kind.__name__, fields)
+        made[kind].__doc__ = kind.__doc__ or ""  # else the model is told what a dict is
+    return made[kind]
+
+
+def _is_enum(schema: Any) -> bool:
+    return isinstance(schema, type) and issubclass(schema, Enum)
 
 
 def _lost_in_part(schema: Any) -> dict[str, Any] | None:
     """Return the JSON schema of a class, or a dictionary, for parts of which LangChain's conversion allows
-    anything: those that refer to one around them, and a whole that is no object with properties. None for all
-    others."""
+    anything: those that refer to one around them, and a whole that is no object with properties, as of an
+    Enum. None for all others."""
     if isinstance(schema, type) and is_basemodel_subclass(schema) and hasattr(schema, "model_json_schema"):
         schema = schema.model_json_schema()
+    if _is_enum(schema):  # LangChain's asks for the arguments of its constructor
+        schema = TypeAdapter(schema).json_schema()
     if not isinstance(schema, dict):
         return None
     if not schema.keys() & _OF_FUNCTIONS and not {"title", "properties"} <= schema.keys():
@@ -120,7 +183,7 @@ def structured(
     if schema is None and method != "json_mode":
         raise ConfigError(f"method {method!r} needs a schema")
     if method == "function_calling":
-        if _json_schema(schema).get("type", "object") != "object":
+        if _is_enum(schema) or _json_schema(schema).get("type", "object") != "object":
             raise ConfigError("method 'function_calling' needs a schema of an object: a call's arguments")
         bound = bound_tools([schema], True)
         name = bound["tools"][0]["function"]["name"]
@@ -145,6 +208,8 @@ def structured(
     whole = _whole(_check_call if method == "function_calling" else _check_json)
     # A class says nothing of a field that has not come yet, if it has a default: its objects come whole.
     read = whole | (RunnableLambda(parser.invoke, parser.ainvoke) if is_class else parser)
+    if _is_enum(schema):
+        read = whole | RunnableLambda(lambda message: TypeAdapter(schema).validate_json(message.text))
     return RunnableMap(raw=held) | RunnableLambda(_with_raw(read)) if include_raw else held | read
 
 

@@ -290,6 +290,16 @@ def test_keyword_that_says_nothing_refuses_no_schema(schema: dict[str, Any], rig
     assert held(grammar, json.dumps({"x": right})) and not held(grammar, json.dumps({"x": wrong}))
 
 
+@pytest.mark.parametrize("more", [{}, {"enum": ["a"]}, {"enum": ["a", None]}])
+def test_value_that_openapi_calls_nullable_may_be_null(more: dict[str, Any]) -> None:
+    schema: Any = {"type": "object", "properties": {"x": {"type": "string", **more}}, "required": ["x"]}
+    assert not held(json_grammar(schema, 100), '{"x": null}')
+    schema["properties"]["x"]["nullable"] = True
+    grammar = json_grammar(schema, 100)
+    assert all(held(grammar, value) for value in ('{"x": null}', '{"x": "a"}'))
+    assert not held(grammar, '{"x": 1}')
+
+
 @pytest.mark.parametrize("names", [{"enum": ["a", "b"]}, {"$ref": "#/$defs/Names"}])
 def test_dictionary_has_no_keys_but_those_of_its_enumeration(names: dict[str, Any]) -> None:
     schema = {"type": "object", "propertyNames": names, "additionalProperties": {"type": "integer"}}

@@ -110,12 +110,13 @@ def test_only_what_was_said_is_sent(
 def test_sampling_is_sent(server: Script, chat: RemoteChat) -> None:
     server.replies = [events("a")]
     options: Any = {"temperature": 0.5, "top_p": 0.9, "stop": "x", "seed": 3, "max_tokens": 7, "logprobs": 2}
-    chat.complete(chat.request(HI, **options, other={"top_k": 4, "min_p": 0.1}))
+    other = {"top_k": 4, "min_p": 0.1, "thinking_token_budget": 64, "repetition_detection": {"min_count": 3}}
+    chat.complete(chat.request(HI, **options, other=other))
     asked = body(server)
     assert asked["stop"] == ["x"]
     same = {name: value for name, value in options.items() if name not in ("stop", "logprobs")}
     assert {name: asked[name] for name in same} == same
-    assert (asked["top_k"], asked["min_p"]) == (4, 0.1)
+    assert {name: asked[name] for name in other} == other
     assert (asked["logprobs"], asked["top_logprobs"]) == (True, 2)
 
 

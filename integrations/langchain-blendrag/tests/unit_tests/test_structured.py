@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
-from typing import Any, TypedDict
+from enum import Enum
+from typing import Annotated, Any, NotRequired, Required, TypedDict
 
 import pytest
 from langchain_core.exceptions import OutputParserException
@@ -187,3 +189,49 @@ def test_tools_beside_a_schema_are_not_dropped_in_silence(
     with pytest.warns(BlendragWarning, match="ignored 'tools'.*bind_tools"):
         asked = held(make, speaker, Office, method, 200, tools=[tool])
     assert asked.invoke("Where?") == Office(**VALUES)
+
+
+class Floor(TypedDict, total=False):
+    number: Required[Annotated[int, ..., "from below"]]
+    lift: bool
+
+
+class Building(TypedDict):
+    city: str | None
+    closed: NotRequired[Annotated[str, ..., "since when"]]
+    floors: list[Floor]
+    best: Floor | None
+
+
+@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
+def test_field_of_a_typed_dict_may_be_left_out_or_null_where_it_says_so(
+    make: Callable[..., ChatBlend], speaker: Any, method: Any
+) -> None:
+    written = '{"city": "Bergen", "floors": [{"number": 1}], "best": null}'
+    speaker.says = f'{{"name": "Building", "arguments": {written}}}' if method[0] == "f" else written
+    llm = make().with_structured_output(Building, method=method)
+    assert llm.invoke("Where?") == json.loads(written)
+    grammar = speaker.asked[-1].grammar.value
+    schema = grammar["properties"]["arguments"] if method[0] == "f" else grammar
+    floor = schema["properties"]["floors"]["items"]
+    assert (schema["required"], floor["required"]) == (["city", "floors", "best"], ["number"])
+    assert [one["type"] for one in schema["properties"]["city"]["anyOf"]] == ["string", "null"]
+    assert schema["properties"]["closed"]["description"] == "since when"
+    assert floor["properties"]["number"]["description"] == "from below"
+    assert "dict" not in str(grammar)  # whose own docstring stands for one that there is not
+
+
+class Day(Enum):
+    """A day of the week."""
+
+    FRIDAY = "friday"
+    SUNDAY = 7
+
+
+@pytest.mark.parametrize("ask", ASK)
+def test_member_of_an_enum_is_answered(make: Callable[..., ChatBlend], speaker: Any, ask: str) -> None:
+    speaker.says = '"friday"'
+    assert ASK[ask](make().with_structured_output(Day), "When?") == [Day.FRIDAY]
+    assert speaker.asked[-1].grammar.value["enum"] == ["friday", 7]
+    with pytest.raises(ConfigError, match="schema of an object"):
+        make().with_structured_output(Day, method="function_calling")
