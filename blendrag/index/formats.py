@@ -71,6 +71,14 @@ def _letter(found: re.Match[str]) -> str:
     return letter if letter >= "\xa0" and letter != "\ufffd" else found[0]  # others may mean more in XML
 
 
+def read_folded(data: bytes) -> Content:
+    """Read calendars and contacts with their lines whole, which are folded anywhere in a word or letter."""
+    return Content(decode(_FOLD.sub(b"", data)))
+
+
+_FOLD = re.compile(rb"\r?\n[ \t]")
+
+
 def read_pdf(data: bytes) -> Content:
     """Return the text layer of a PDF, pages apart by a blank line. A scan without one is refused."""
     with needs("blendrag[index]"):
@@ -186,6 +194,7 @@ READERS: dict[str, Reader] = {
     **dict.fromkeys((".md", ".markdown", ".mdown", ".mdx", ".mkd", ".qmd", ".rmd"), read_markdown),
     **dict.fromkeys((".html", ".htm", ".xhtml"), read_html),
     **dict.fromkeys((".json", ".jsonl", ".ndjson", ".geojson", ".properties"), read_escaped),
+    **dict.fromkeys((".ics", ".vcf"), read_folded),
     **dict.fromkeys((".xml", ".rss", ".atom", ".opml", ".dita"), read_xml),
     ".pdf": read_pdf,
     **dict.fromkeys((".docx", ".pptx", ".xlsx", ".epub"), read_archive),
