@@ -216,7 +216,7 @@ def _write_letters(root: Element) -> None:
     """Write letters and signs where Word names them by their places in a font."""
     for run in root.iter(f"{_W}r"):
         fonts = run.find(f"{_W}rPr/{_W}rFonts")
-        font = "" if fonts is None else fonts.get(f"{_W}hAnsi") or fonts.get(f"{_W}ascii", "")
+        font = "" if fonts is None else fonts.get(f"{_W}hAnsi", fonts.get(f"{_W}ascii", ""))
         for part in run:
             if part.tag == f"{_W}t":
                 part.text = in_letters(part.text or "", font)
