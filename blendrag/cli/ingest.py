@@ -91,7 +91,7 @@ def _print(report: IngestReport, folder: Path) -> None:
 def _read_questions(path: Path) -> list[str]:
     """Read questions, one per line. Raises ConfigError."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {str(path)!r}: {error}") from None
     return [line.strip() for line in lines if line.strip()]

@@ -21,7 +21,7 @@ from blendrag.index.text import Content, Unusable, decode
 if TYPE_CHECKING:
     from pypdf import PageObject, PdfReader
 
-READER_VERSION = 8
+READER_VERSION = 9
 """The version of what the readers make of the same bytes: raise it with each change."""
 
 HEAD_BYTES = 1024
@@ -69,6 +69,14 @@ _REFERENCE = re.compile(r"&#(?:\d{1,7}|x[0-9A-Fa-f]{1,6});")
 def _letter(found: re.Match[str]) -> str:
     letter = unescape(found[0])
     return letter if letter >= "\xa0" and letter != "\ufffd" else found[0]  # others may mean more in XML
+
+
+def read_folded(data: bytes) -> Content:
+    """Read calendars and contacts with their lines whole, which are folded anywhere in a word or letter."""
+    return Content(decode(_FOLD.sub(b"", data)))
+
+
+_FOLD = re.compile(rb"\r?\n[ \t]")
 
 
 def read_pdf(data: bytes) -> Content:
@@ -186,6 +194,7 @@ READERS: dict[str, Reader] = {
     **dict.fromkeys((".md", ".markdown", ".mdown", ".mdx", ".mkd", ".qmd", ".rmd"), read_markdown),
     **dict.fromkeys((".html", ".htm", ".xhtml"), read_html),
     **dict.fromkeys((".json", ".jsonl", ".ndjson", ".geojson", ".properties"), read_escaped),
+    **dict.fromkeys((".ics", ".vcf"), read_folded),
     **dict.fromkeys((".xml", ".rss", ".atom", ".opml", ".dita"), read_xml),
     ".pdf": read_pdf,
     **dict.fromkeys((".docx", ".pptx", ".xlsx", ".epub"), read_archive),

@@ -234,8 +234,8 @@ def _walk(folder: Path, excluded: set[str]) -> Iterator[Path]:
             stack += [path / name for name in reversed(names) if not _is_junk(name)]
 
 
-def _is_junk(name: str) -> bool:
-    return name.startswith(".") or name.endswith("~") or name in _JUNK_NAMES
+def _is_junk(name: str) -> bool:  # "~$": Office marks the files that are open in it so
+    return name.startswith((".", "~$")) or name.endswith("~") or name in _JUNK_NAMES
 
 
 def _load_file(path: Path, max_bytes: int, default: Reader | None = None) -> Loaded:

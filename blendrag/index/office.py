@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import posixpath
 import re
+import unicodedata
 import zipfile
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +15,7 @@ from urllib.parse import unquote
 from blendrag.index.html import markdown, markup
 from blendrag.index.sheets import read_xlsx
 from blendrag.index.slides import read_pptx
-from blendrag.index.text import Content, Unusable
+from blendrag.index.text import Content, Unusable, decode
 from blendrag.index.word import read_docx
 
 MAX_UNPACKED_BYTES = 100 << 20
@@ -78,22 +79,28 @@ def _read_epub(archive: zipfile.ZipFile) -> Content:
     import turbohtml
 
     def parts(name: str, tag: str) -> list[Any]:
-        page = turbohtml.parse_xml(archive.read(name).decode("utf-8-sig", "replace"))
+        page = turbohtml.parse_xml(decode(archive.read(name)))
         return [each for each in page.iter_elements() if each.tag.rpartition(":")[2] == tag]
 
     package = parts(_CONTAINER, "rootfile")[0].attr("full-path")
-    folder, there = posixpath.dirname(package), set(archive.namelist())
-    hrefs = {item.attr("id"): item.attr("href") for item in parts(package, "item") if _is_page(item)}
-    spine = (hrefs.get(item.attr("idref"), "") for item in parts(package, "itemref"))
-    names = dict.fromkeys(posixpath.normpath(posixpath.join(folder, unquote(href))) for href in spine)
-    locked = parts(_ENCRYPTION, "CipherReference") if _ENCRYPTION in there else ()
-    if not names.keys().isdisjoint(unquote(part.attr("URI", "")) for part in locked):  # or fonts only
+    folder, there = posixpath.dirname(package), {_known_as(name): name for name in archive.namelist()}
+    hrefs = {item.attr("id"): item.attr("href", "") for item in parts(package, "item") if _is_page(item)}
+    spine = (hrefs.get(item.attr("idref"), "").partition("#")[0] for item in parts(package, "itemref"))
+    names = dict.fromkeys(_known_as(posixpath.join(folder, href)) for href in spine)
+    locked = parts(_ENCRYPTION, "CipherReference") if _known_as(_ENCRYPTION) in there else ()
+    if not names.keys().isdisjoint(_known_as(part.attr("URI", "")) for part in locked):  # or fonts only
         raise Unusable("encrypted EPUB")
-    chapters = [markdown(markup(archive.read(name))) for name in names if name in there]
+    chapters = [markdown(markup(archive.read(there[name]))) for name in names if name in there]
     title = next((" ".join(each.text.split()) for each in parts(package, "title")), "")
     text = "\n\n".join(chapter.text for chapter in chapters if chapter.text.strip())
     return Content(text, {"title": title} if title else {})
 
 
+def _known_as(name: str) -> str:
+    """Return what a part's name has in common with how a book calls it, which readers do not hold it to."""
+    plain = unicodedata.normalize("NFC", unquote(name)).casefold()
+    return posixpath.normpath(plain).removeprefix("/")
+
+
 def _is_page(item: Any) -> bool:
-    return "html" in item.attr("media-type", "html")
+    return "ml" in item.attr("media-type", "html")

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import posixpath
 import re
 import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
-from datetime import datetime, timedelta
 from html import unescape
-from typing import Any, NamedTuple
+from typing import Any
 
 from blendrag.index.html import RAISED
+from blendrag.index.numbers import written
 from blendrag.index.slides import complete, plain_lines, select, stream_of, table_of
 from blendrag.index.text import Content, Unusable
 
@@ -31,6 +30,10 @@ def read_xlsx(archive: zipfile.ZipFile) -> Content:
 
 
 _LINK = re.compile(rb"<(?:\w+:)?hyperlink\s[^<>]*>")
+_BY_FORMULA = re.compile(
+    rb"""<(?:\w+:)?c\s([^<>]*+)>\s*<(?:\w+:)?f\b[^<>]*+>\s*"""
+    rb"""HYPERLINK\(\s*("|&quot;)((?!#)(?:(?!"|&quot;)[^<])++)\2\s*[,)]"""
+)
 _CELL = re.compile(r"[A-Z]{1,3}[1-9]\d{0,6}")
 _RELATED = re.compile(rb"<Relationship\s[^<>]*>")
 _ATTRIBUTE = re.compile(r"""(?<![\w:])([\w:]+)\s*=\s*(?:"([^"]*)"|'([^']*)')""")
@@ -43,9 +46,14 @@ def _whole_sheet(archive: zipfile.ZipFile, sheet: Any) -> Iterator[str]:
     about = f"{folder}/_rels/{name}.rels"
     parts = _found(_RELATED, archive.read(about)) if about in archive.namelist() else []
     related = {part.get("Id"): part for part in parts}
+    page = archive.read(path)
     links = {
+        _attributes(cell).get("r", ""): unescape(address.decode("utf-8", "replace"))
+        for cell, _, address in _BY_FORMULA.findall(page)
+    }
+    links |= {
         cell[0]: related[link["r:id"]].get("Target", "")
-        for link in _found(_LINK, archive.read(path))
+        for link in _found(_LINK, page)
         if link.get("r:id") in related and (cell := _CELL.match(link.get("ref", "")))
     }
     yield f"# {sheet.title}\n\n{_sheet(sheet, links)}"
@@ -58,13 +66,12 @@ def _whole_sheet(archive: zipfile.ZipFile, sheet: Any) -> Iterator[str]:
 
 def _found(tags: re.Pattern[bytes], part: bytes) -> list[dict[str, str]]:
     """Return the attributes of these tags."""
-    return [
-        {
-            name: unescape(one or other)
-            for name, one, other in _ATTRIBUTE.findall(tag.decode("utf-8", "replace"))
-        }
-        for tag in tags.findall(part)
-    ]
+    return list(map(_attributes, tags.findall(part)))
+
+
+def _attributes(tag: bytes) -> dict[str, str]:
+    found = _ATTRIBUTE.findall(tag.decode("utf-8", "replace"))
+    return {name: unescape(one or other) for name, one, other in found}
 
 
 def _drawn(part: bytes) -> Iterator[str]:
@@ -87,7 +94,7 @@ def _drawn(part: bytes) -> Iterator[str]:
 def _sheet(sheet: Any, links: Mapping[str, str]) -> str:
     from openpyxl.utils import coordinate_to_tuple
 
-    leads_to = {coordinate_to_tuple(cell): target for cell, target in links.items()}
+    leads_to = {coordinate_to_tuple(cell): target for cell, target in links.items() if _CELL.fullmatch(cell)}
     sheet.reset_dimensions()  # a file may say anything of its size
     rows: list[dict[int, str]] = []
     reached = 0
@@ -106,75 +113,20 @@ def _sheet(sheet: Any, links: Mapping[str, str]) -> str:
 
 def _value(cell: Any) -> str:
     match cell.value:
-        case bool(value):
-            return str(value).upper()
-        case datetime() as value if value.time() == datetime.min.time():
-            return str(value.date())
-        case timedelta() as value:
-            seconds, thousandths = divmod(round(abs(value.total_seconds()) * 1000), 1000)
-            whole = f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
-            return f"{'-' * (value < timedelta())}{whole}" + f".{thousandths:03}".rstrip("0.")
-        case int() | float() as value:
-            format = ""
-            with contextlib.suppress(IndexError):  # a style or format that the file lacks
-                format = cell.number_format[:_LONGEST_FORMAT]
-            return _shown(value, format)
         case list(parts):  # with runs of their own fonts
             return _CODED.sub(" ", "".join(map(_raised, parts)))
+        case str(value):
+            return _CODED.sub(" ", value)
         case value:
-            return _CODED.sub(" ", str(value))
+            format = ""
+            with contextlib.suppress(AttributeError, IndexError):  # a style or format that the file lacks
+                format = cell.number_format
+            return written(value, format)
 
 
-_LONGEST_FORMAT = 255  # that Excel takes
 _CODED = re.compile(r"_x00[01][0-9A-Fa-f]_")  # a sign that XML has not, or not in a value
 
 
 def _raised(run: Any) -> str:
     raised = getattr(getattr(run, "font", None), "vertAlign", "") == "superscript"
     return f"^{run}" if raised and RAISED.match(str(run)) else str(run)
-
-
-def _shown(number: float, format: str) -> str:
-    """Return a number with the digits that Excel keeps, and the signs, units and zeros that it shows."""
-    sections = _parts_of(format)
-    shown = sections[min(number < 0, len(sections) - 1)]
-    if shown.scale != 1:
-        number *= shown.scale
-    digits = f"{abs(number):.15g}" if isinstance(number, float) else str(abs(number))
-    return f"{'-' * (number < 0)}{shown.before}{digits.zfill(shown.digits)}{shown.behind}"
-
-
-class _Shown(NamedTuple):
-    before: str = ""
-    behind: str = ""
-    scale: float = 1
-    digits: int = 0
-
-
-# Text in quotes, a sign, a currency; what shows nothing; digits; anything else.
-_OF_FORMATS = re.compile(
-    r'"([^"]*)"|\\(.)|\[\$([^\]-]*+)[^\]]*+\]|(\[[^\]]*\]|[_*].)'
-    r"|(General|[.,]*[0#?][0#?.,]*(?:E[+-]0+)?)|(.)",
-    re.S,
-)
-
-
-@functools.lru_cache
-def _parts_of(format: str) -> list[_Shown]:
-    """Return what each section of a format of Excel's writes around a number."""
-    texts, digits, known, scale = ["", ""], "", True, 1.0
-    sections: list[_Shown] = []
-    for quoted, sign, currency, _, places, other in [*_OF_FORMATS.findall(format), ("",) * 5 + (";",)]:
-        if other == ";":
-            before, behind = (text.strip("()+-" if sections else "") for text in texts)
-            scale /= 1000.0 ** len(re.findall(r",(?=,*(?:\.|$))", digits))
-            zeros = len(digits) if digits.strip("0") == "" else 0
-            sections.append(_Shown(before, behind, scale, zeros) if digits and known else _Shown())
-            texts, digits, known, scale = ["", ""], "", True, 1.0
-        elif places:
-            known, digits = known and not digits, places
-        else:
-            scale *= 100 if other == "%" else 1
-            texts[bool(digits)] += quoted or sign or currency or other
-            known = known and not (other.isalpha() or other == "@")
-    return [_Shown()] if re.search(r"\[[<>=]", format) else sections  # which it is, a condition says

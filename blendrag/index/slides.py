@@ -8,15 +8,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 from blendrag.index.html import RAISED
+from blendrag.index.numbers import formatted, in_format
 from blendrag.index.text import Content
-from blendrag.index.word import formatted, formula
+from blendrag.index.word import formula, in_letters
 
 if TYPE_CHECKING:
     from pptx.slide import Slide
 
 
 def read_pptx(archive: zipfile.ZipFile) -> Content:
-    """Read slides in their order: titles, texts, tables, pictures' descriptions, and the speaker's notes."""
+    """Read slides in their order: titles, texts, tables, pictures' descriptions, the speaker's notes, and
+    comments."""
     import pptx
 
     slides = pptx.Presentation(stream_of(archive)).slides
@@ -31,7 +33,21 @@ def _slide(slide: Slide) -> Iterator[str]:
         yield f"# {' '.join(words)}"
     yield from _shapes(shape for shape in slide.shapes if shape != title)
     if slide.has_notes_slide and (notes := slide.notes_slide.notes_text_frame):
+        complete(slide.notes_slide.shapes._spTree, slide.notes_slide.part.rels)
         yield plain_lines(notes.text)
+    for about in slide.part.rels.values():
+        if about.reltype.endswith("/comments") and not about.is_external:
+            yield from _comments(about.target_part.blob)
+
+
+def _comments(part: bytes) -> Iterator[str]:
+    """Yield what was said of a slide, each before its replies."""
+    from lxml.etree import XMLSyntaxError
+    from pptx.oxml import parse_xml
+
+    with contextlib.suppress(XMLSyntaxError):  # no shape needs it
+        lines = select(parse_xml(part), ".//*[local-name()='text'] | .//a:p")
+        yield "\n".join(filter(str.strip, (select(line, "string()") for line in lines)))
 
 
 _SPACES = {
@@ -50,8 +66,8 @@ def select(tree: Any, path: str) -> Any:
 
 
 def complete(tree: Any, rels: Mapping[str, Any]) -> None:
-    """Put formulas, addresses of links, exponents, and shapes that are there in several forms where pptx
-    reads them."""
+    """Put formulas, addresses of links, exponents, letters of fonts of signs, and shapes that are there in
+    several forms where pptx reads them."""
     for forms in select(tree, ".//*[local-name()='AlternateContent']"):
         that_say = (form for form in forms if select(form, _SAYS))
         for shape in next(that_say, forms[-1] if len(forms) else forms):
@@ -59,6 +75,9 @@ def complete(tree: Any, rels: Mapping[str, Any]) -> None:
         forms.getparent().remove(forms)
     for math in select(tree, ".//a:p/*[local-name()='m'][*]"):
         math.addprevious(math.getparent().add_r(formula(math[0])))
+    for run in select(tree, ".//a:r[a:rPr/a:sym or a:rPr/a:latin]"):
+        for font in select(run, "a:rPr/a:sym/@typeface | a:rPr/a:latin/@typeface"):
+            run.t.text = in_letters(run.t.text or "", font)
     for link in select(tree, ".//a:r/a:rPr/a:hlinkClick[@r:id!='']"):
         run, leads_to = link.getparent().getparent(), rels.get(link.rId)
         if leads_to is not None and leads_to.is_external:
@@ -112,6 +131,9 @@ def _shapes(shapes: Iterable[Any]) -> Iterator[str]:
             yield from _graphic(shape)
             if description := shape._element.xpath("string(.//*[local-name()='cNvPr']/@descr)"):
                 yield f"![{' '.join(description.split())}](<>)"
+        for link in select(shape._element, "*[1]/*[local-name()='cNvPr']/a:hlinkClick/@r:id"):
+            if (leads_to := shape.part.rels.get(link)) is not None and leads_to.is_external:
+                yield f"<{leads_to.target_ref}>"
 
 
 def _graphic(shape: Any) -> Iterator[str]:
@@ -127,10 +149,11 @@ def _graphic(shape: Any) -> Iterator[str]:
 
 
 def _chart(tree: Any) -> Iterator[str]:
-    """Yield the title of a chart, and what it shows as a table: a row for each place, a column for each
-    series."""
-    if title := "".join(select(tree, "*/*[local-name()='title']//a:t/text()")).strip():
-        yield title
+    """Yield the titles of a chart and its axes, labels of their own text, and what it shows as a table: a row
+    for each place, a column for each series."""
+    for written in select(tree, ".//*[local-name()='title' or local-name()='dLbl']"):
+        if title := "".join(select(written, ".//a:r/a:t/text() | .//*[local-name()='v']/text()")).strip():
+            yield title
     head, rows = [""], dict[str, dict[int, str]]()
     for series in select(tree, ".//*[local-name()='ser']"):
         head.append(select(series, "string(*[local-name()='tx']//*[local-name()='v'])"))
@@ -138,11 +161,24 @@ def _chart(tree: Any) -> Iterator[str]:
             named = " or ".join(f"local-name()='{kind}'" for kind in kinds)
             said: dict[str, list[str]] = {}
             for point in select(series, f"*[{named}]//*[local-name()='pt']"):
-                said.setdefault(point.get("idx", ""), []).append(select(point, "string(*)"))
+                said.setdefault(point.get("idx", ""), []).append(_of_point(point))
             for place, texts in said.items():
                 rows.setdefault(place, {})[column] = " ".join(reversed(texts))
     if rows:
         yield table_of([dict(enumerate(head)), *rows.values()])
+
+
+def _of_point(point: Any) -> str:
+    """Return what stands at a place of a chart, numbers as they are shown."""
+    text, about = str(select(point, "string()")), point.getparent()[0]
+    format = about.text if str(about.tag).endswith("formatCode") else ""
+    if format := point.get("formatCode") or format:
+        with contextlib.suppress(ValueError, OverflowError):
+            return in_format(float(text), format, since_1904=bool(select(point, _SINCE_1904)))
+    return text
+
+
+_SINCE_1904 = "/*/*[local-name()='date1904'][@val='1' or @val='true']"
 
 
 def _diagram(part: bytes) -> Iterator[str]:

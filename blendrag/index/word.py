@@ -8,19 +8,20 @@ import io
 import re
 import zipfile
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from itertools import pairwise
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
 from blendrag.index.html import markdown
+from blendrag.index.numbers import formatted
 from blendrag.index.text import Content, Unusable
 
 _WORD = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
 _LEADING = "{http://schemas.openxmlformats.org/officeDocument/2006/relationships}"
 _W = f"{{{_WORD}}}"
-_VAL = f"{_W}val"
+_VAL, _ID = f"{_W}val", f"{_W}id"
 MATH = "/math}"  # the end of both namespaces of formulas
 
 # Elements around text that mammoth reads, or passes over as deleted.
@@ -43,11 +44,8 @@ _NUMBER = "\ufdd1"
 _ITEM = re.compile(rf"<li>((?:<(?!/?li\b)[^<>]*>)*){_NUMBER}(\d+){_NUMBER}")
 _COUNTED = re.compile(r"(\d{1,9})[.)]?")
 _HEADING = re.compile(r"heading [1-6]|title", re.IGNORECASE)
-_LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _MAX_TAGS = 1_000_000  # of a document: each costs up to a kilobyte and a tenth of a millisecond
 _CODE_STYLES = ("code", "html preformatted", "preformatted text", "source code")
-_ROMAN = {1000: "m", 900: "cm", 500: "d", 400: "cd", 100: "c", 90: "xc", 50: "l", 40: "xl", 10: "x", 9: "ix",
-          5: "v", 4: "iv", 1: "i"}  # fmt: skip
 
 
 def read_docx(archive: zipfile.ZipFile) -> Content:
@@ -74,12 +72,14 @@ def _for_mammoth(archive: zipfile.ZipFile) -> io.BytesIO:
         with contextlib.suppress(ElementTree.ParseError):  # mammoth says so, if it needs this part
             trees[name] = ElementTree.fromstring(parts[name])
     numbers = _Numbers(trees.values())
+    notes = {(_local(note), note.get(_ID)) for root in trees.values() for note in root if note.get(_ID)}
     for name, root in trees.items():
         if _local(root) in _READ:
-            _leave_lists(root)
+            _leave_codes(root)
+            _write_letters(root)
             _read_whole(root)
             _join_capitals(root)
-            _cut(root, parts.get(f"word/_rels/{name.removeprefix('word/')}.rels", b""))
+            _cut(root, parts.get(f"word/_rels/{name.removeprefix('word/')}.rels", b""), notes)
             in_table = _in_tables(root)
             for paragraph in root.iter(f"{_W}p") if _local(root) == "document" else ():
                 numbers.write(paragraph)
@@ -105,13 +105,17 @@ def _local(element: Element) -> str:
     return element.tag.rpartition("}")[2]
 
 
-def _cut(root: Element, targets: bytes) -> None:
-    """Cut what leads to nothing that the document has: links and pictures without a target."""
+def _cut(root: Element, targets: bytes, notes: Collection[tuple[str, str | None]]) -> None:
+    """Cut what leads to nothing that the document has: links and pictures without a target, signs of notes
+    and comments."""
     there = set(re.findall(r"""\bId=["']([^"']*)""", targets.decode("utf-8", "replace")))
     for element in root.iter():
         for name in [name for name in element.attrib if name.startswith(_LEADING)]:
             if element.attrib[name] not in there:
                 del element.attrib[name]
+        of, reference, _ = _local(element).partition("Reference")
+        if reference and (of, element.get(_ID)) not in notes:
+            element.tag = f"{_W}none"
 
 
 # -- what mammoth would pass over --------------------------------------------------------------------------
@@ -184,17 +188,56 @@ def _said(element: Element) -> str:
     return ""
 
 
-def _leave_lists(root: Element) -> None:
-    """Leave out the lists of choices that show beside them what is chosen."""
-    field = None
+def _leave_codes(root: Element) -> None:
+    """Leave out the text in fields' codes, and the lists of choices that show beside them what is chosen."""
+    code: list[Element] | None = None  # of the outermost field whose result has not begun
+    fields: list[tuple[Element, list[Element] | None]] = []
     for element in root.iter():
-        if kind := element.get(f"{_W}fldCharType"):
-            field = element if kind == "begin" else field if kind == "separate" else None
-        elif (
-            element.tag == f"{_W}t" and field is not None and field.find(f"{_W}ffData/{_W}ddList") is not None
-        ):
-            field.clear()
-            field.set(f"{_W}fldCharType", "begin")
+        match element.get(f"{_W}fldCharType"):
+            case "begin":
+                fields.append((element, code))
+                code = [] if code is None else code
+            case "separate" if fields and fields[-1][1] is None:
+                for text in code or ():
+                    text.text = ""
+                code = None
+            case "end" if fields:
+                _, code = fields.pop()
+        if element.tag != f"{_W}t" or not fields:
+            continue
+        if code is not None:
+            code.append(element)
+        elif (begin := fields[-1][0]).find(f"{_W}ffData/{_W}ddList") is not None:
+            begin.clear()
+            begin.set(f"{_W}fldCharType", "begin")
+
+
+def _write_letters(root: Element) -> None:
+    """Write letters and signs where Word names them by their places in a font."""
+    for run in root.iter(f"{_W}r"):
+        fonts = run.find(f"{_W}rPr/{_W}rFonts")
+        font = "" if fonts is None else fonts.get(f"{_W}hAnsi", fonts.get(f"{_W}ascii", ""))
+        for part in run:
+            if part.tag == f"{_W}t":
+                part.text = in_letters(part.text or "", font)
+            elif part.tag == f"{_W}sym":
+                place = chr(int(part.get(f"{_W}char", "0"), 16))
+                text = in_letters(place, part.get(f"{_W}font", ""))
+                if text.isprintable():  # else only that font has the sign
+                    part.tag, part.text = f"{_W}t", text
+
+
+def in_letters(text: str, font: str) -> str:
+    """Return a run's text with the letters and signs that a font shows in its own places for them."""
+    from mammoth.docx.dingbats import dingbats
+
+    def of(found: re.Match[str]) -> str:
+        return chr(dingbats.get((font, ord(found[0]) & 0xFF), ord(found[0])))
+
+    return _PLACES.sub(of, text)
+
+
+_PLACES = re.compile("[\uf020-\uf0ff]")
 
 
 def _join_capitals(root: Element) -> None:
@@ -287,6 +330,7 @@ class _Numbers:
     def __init__(self, trees: Iterable[Element]) -> None:
         self._levels: dict[str, dict[int, _Level]] = {}
         self._kinds: dict[str, str] = {}  # of numbered lists: which counts and forms they have
+        self._overrides: dict[str, dict[int, _Level]] = {}
         self._starts: dict[str, dict[int, int]] = {}
         self._styles: dict[str, Element] = {}
         self._counts: dict[str, dict[int, int]] = defaultdict(dict)
@@ -301,6 +345,7 @@ class _Numbers:
             for num in root.iter(f"{_W}num"):
                 id = num.get(f"{_W}numId", "")
                 self._kinds[id] = _value(num, "abstractNumId")
+                self._overrides[id] = dict(_level(one) for one in num.iter(f"{_W}lvl"))
                 starts = (
                     (_int(one.get(f"{_W}ilvl")), _value(one, "startOverride"))
                     for one in num.iter(f"{_W}lvlOverride")
@@ -315,7 +360,7 @@ class _Numbers:
         """Write a paragraph's number before its text, if it has one."""
         properties, style = paragraph.find(f"{_W}pPr"), _value(paragraph, "pPr/pStyle")
         num, place = self._of(paragraph, style)
-        levels = self._levels.get(self._kinds.get(num, ""), {})
+        levels = self._of_list(num)
         if properties is None or place not in levels or properties.find(f"{_W}rPr/{_W}del") is not None:
             return  # the last is deleted
         label = self._label(num, place, levels)
@@ -347,11 +392,14 @@ class _Numbers:
         while not num and style not in seen and (named := self._styles.get(style)) is not None:
             seen.add(style)
             num = _value(named, "pPr/numPr/numId")
-            levels = self._levels.get(self._kinds.get(num, ""), {})
+            levels = self._of_list(num)
             of_style = [str(place) for place, level in levels.items() if level.style == style]
             given = given or next(iter(of_style), "") or _value(named, "pPr/numPr/ilvl")
             style = _value(named, "basedOn")
         return num, _int(given)
+
+    def _of_list(self, num: str) -> dict[int, _Level]:
+        return self._levels.get(self._kinds.get(num, ""), {}) | self._overrides.get(num, {})
 
     def _label(self, num: str, place: int, levels: Mapping[int, _Level]) -> str:
         counts, starts = self._counts[self._kinds[num]], self._starts.pop(num, None) or {}
@@ -392,18 +440,3 @@ def _level(element: Element) -> tuple[int, _Level]:
         _value(element, "pStyle"),
         legal,
     )
-
-
-def formatted(number: int, kind: str) -> str:
-    """Return a number in one of the forms that Word has for it."""
-    if kind in ("lowerLetter", "upperLetter") and number:
-        times, letter = divmod(number - 1, len(_LETTERS))
-        written = _LETTERS[letter] * min(times + 1, 9)
-    elif kind in ("lowerRoman", "upperRoman") and number < 10_000:
-        written = ""
-        for value, sign in _ROMAN.items():
-            times, number = divmod(number, value)
-            written += sign * times
-    else:
-        return "" if kind == "none" else f"{number:02}" if kind == "decimalZero" else str(number)
-    return written.upper() if kind.startswith("upper") else written

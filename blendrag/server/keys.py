@@ -60,7 +60,7 @@ def read_keys(file: Path) -> Keys:
     """Read keys, one per line: its SHA-256, namespace and rights, ``HASH customer-42 ask,ingest``; ``#``
     begins a comment. Raises ConfigError, which shows no first word: it may be a key itself."""
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = file.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise ConfigError(f"cannot read the keys in {str(file)!r}: {reason}") from None

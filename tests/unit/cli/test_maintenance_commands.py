@@ -10,6 +10,7 @@ import pytest
 import torch
 from typer.testing import Result
 
+from blendrag.cli.ingest import _read_questions
 from blendrag.errors import StoreError
 from blendrag.files.lock import IndexLock
 from blendrag.store.catalogue import Catalogue
@@ -222,3 +223,9 @@ def test_questions_that_cannot_be_read_are_one_line_and_start_no_engine(
 ) -> None:
     result = blendrag("ingest", "--questions", "none.txt")
     assert result.exit_code == 1 and "none.txt" in result.stderr and len(result.stderr.splitlines()) == 1
+
+
+def test_mark_that_windows_puts_before_a_file_is_no_part_of_the_first_question(tmp_path: Path) -> None:
+    file = tmp_path / "questions.txt"
+    file.write_text("Who approves travel?\n", encoding="utf-8-sig")
+    assert _read_questions(file) == ["Who approves travel?"]

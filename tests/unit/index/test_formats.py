@@ -76,6 +76,12 @@ def test_letters_that_xml_writes_as_numbers_are_found() -> None:
     assert content(data, ".xml").text == "<city code='&#38;&#x3c;'>M\u00fcnchen \u4e2d &#55296;</city>"
 
 
+@pytest.mark.parametrize("suffix", [".ics", ".vcf"])
+def test_word_and_letter_that_a_folded_line_parts_are_whole(suffix: str) -> None:
+    data = b"SUMMARY:Quarterly meet\r\n ing in the caf\xc3\r\n\t\xa9\r\nLOCATION:Bergen\r\n"
+    assert content(data, suffix).text == "SUMMARY:Quarterly meeting in the caf\u00e9\nLOCATION:Bergen\n"
+
+
 @given(st.text())
 def test_json_means_the_same_with_its_letters(text: str) -> None:
     assert json.loads(content(json.dumps([text]).encode(), ".json").text) == [text]

@@ -71,6 +71,12 @@ def test_one_unusable_file_does_not_stop_the_folder(folder: Path) -> None:
     }
 
 
+def test_marks_of_files_that_are_open_in_office_are_passed_over(folder: Path) -> None:
+    (folder / "good.txt").write_text("Travel is approved by the team lead.")
+    (folder / "~$report.docx").write_bytes(b"\x03Anna" + bytes(157))
+    assert len(documents(loaded := list(load_sources(folder)))) == len(loaded) == 1
+
+
 def test_archive_under_any_suffix_is_skipped_and_a_pdf_under_any_is_read(folder: Path) -> None:
     (folder / "plan.txt").write_bytes(pdf("The crane lifts 40 t."))
     (folder / "plan.bin").write_bytes(pdf("The barge carries gravel."))

@@ -36,6 +36,28 @@ def test_epub_whose_spine_names_pictures_missing_parts_and_chapters_twice_is_rea
     assert read_archive(archive(parts)).text == read_archive(epub()).text
 
 
+@pytest.mark.parametrize(
+    ("href", "name", "kind"),
+    [
+        ("/book/a.xhtml#top", "book/a.xhtml", "application/xhtml+xml"),
+        ("../Text/A.xhtml", "text/a.XHTML", "application/xhtml+xml"),
+        ("a%201.xhtml", "book/a%201.xhtml", "application/xhtml+xml"),
+        ("caf\u00e9.xhtml", "book/cafe\u0301.xhtml", "application/xhtml+xml"),
+        ("a.xml", "book/a.xml", "application/xml"),
+    ],
+)
+def test_chapter_is_found_that_an_epub_has_under_a_name_written_otherwise(
+    href: str, name: str, kind: str
+) -> None:
+    with zipfile.ZipFile(io.BytesIO(epub("<p>close</p>"))) as old:
+        parts: dict[str, str | bytes] = {part: old.read(part) for part in old.namelist()}
+    parts[name] = parts.pop("book/text/c 0.xhtml")
+    package = parts["book/b.opf"].decode()  # type: ignore[union-attr]
+    package = package.replace("text/c%200.xhtml", href).replace("application/xhtml+xml", kind)
+    parts["book/b.opf"] = f'<?xml version="1.0" encoding="iso-8859-1"?>{package}'.encode("iso-8859-1")
+    assert read_archive(archive(parts)).text == "close"
+
+
 @pytest.mark.parametrize("chapter", [True, False])
 def test_epub_whose_chapters_are_encrypted_is_refused_other_than_one_whose_fonts_are(chapter: bool) -> None:
     with zipfile.ZipFile(io.BytesIO(epub())) as old:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import io
 import zipfile
 from datetime import timedelta
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from blendrag.index import sheets
+from blendrag.index.numbers import written
 from blendrag.index.office import read_archive
 from office_files import M, archive, png, renamed, xlsx
 
@@ -125,7 +124,7 @@ def test_workbook_keeps_the_signs_that_its_numbers_are_shown_with() -> None:
     ],
 )
 def test_workbook_keeps_signs_and_fractions_of_spans_of_time(span: timedelta, text: str) -> None:
-    assert sheets._value(SimpleNamespace(value=span)) == text
+    assert written(span, "") == text
 
 
 @pytest.mark.parametrize(
@@ -143,6 +142,19 @@ def test_workbook_without_the_styles_that_its_cells_name_keeps_their_numbers(los
     broken = renamed(file.getvalue(), *names)
     assert broken != renamed(file.getvalue())
     assert read_archive(broken).text == "# Sheet\n\n| 40 |\n| --- |"
+
+
+def test_workbook_keeps_addresses_that_formulas_lead_to() -> None:
+    import xlsxwriter
+
+    file = io.BytesIO()
+    with xlsxwriter.Workbook(file) as book:
+        sheet = book.add_worksheet("S")
+        for row, address in enumerate(('"https://example.com/?a=1&b=2"', '"#S!A1"', "A1")):
+            sheet.write_formula(row, 0, f'=HYPERLINK({address},"form")', None, "form")
+        sheet.write_formula(3, 0, '="HYPERLINK(""x"")"', None, "plain")
+    shown = "| [form](https://example.com/?a=1&b=2) |\n| --- |\n| form |\n| form |\n| plain |"
+    assert read_archive(file.getvalue()).text == f"# S\n\n{shown}"
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import zipfile
+from typing import Any
 
 import pytest
 
@@ -70,6 +71,97 @@ def test_presentation_keeps_numbers_exponents_and_what_is_said_of_shapes() -> No
     presentation.save(file)
     assert read_archive(file.getvalue()).text == (
         "1. close\n2. drain\na) lower\n3. open\nplain\nI. anew\n10^2\n\n![from A to B](<>)"
+    )
+
+
+def saved(presentation: Any) -> dict[str, str | bytes]:
+    file = io.BytesIO()
+    presentation.save(file)
+    with zipfile.ZipFile(file) as made:
+        return {name: made.read(name) for name in made.namelist()}
+
+
+def test_notes_of_a_slide_keep_numbers_links_and_exponents() -> None:
+    from pptx import Presentation
+
+    presentation = Presentation()
+    frame = presentation.slides.add_slide(presentation.slide_layouts[6]).notes_slide.notes_text_frame
+    frame.text = "close\ndrain"
+    for line in frame.paragraphs:
+        properties = line._p.get_or_add_pPr()
+        properties.append(properties.makeelement(f"{DRAWN}buAutoNum", {"type": "arabicPeriod"}))
+    link = frame.add_paragraph().add_run()
+    link.text, link.hyperlink.address = "form", "https://example.com/b7.pdf"
+    raised = frame.add_paragraph()
+    for text in ("10", "2"):
+        raised.add_run().text = text
+    raised.runs[1].font._rPr.set("baseline", "30000")
+    text = "1. close\n2. drain\n[form](https://example.com/b7.pdf)\n10^2"
+    assert read_archive(archive(saved(presentation))).text == text
+
+
+def test_presentation_keeps_where_whole_shapes_lead_and_signs_of_fonts() -> None:
+    from pptx import Presentation
+
+    presentation = Presentation()
+    shapes = presentation.slides.add_slide(presentation.slide_layouts[6]).shapes
+    button, other = (shapes.add_shape(1, 0, 0, 9, 9) for _ in range(2))
+    button.text_frame.text = "A \uf0e0 B"
+    font = button.text_frame.paragraphs[0].runs[0]._r.get_or_add_rPr()
+    font.append(font.makeelement(f"{DRAWN}sym", {"typeface": "Wingdings"}))
+    button.click_action.hyperlink.address = "https://example.com/b7.pdf"
+    other.text_frame.text = "next"
+    other.click_action.target_slide = presentation.slides[0]
+    text = "A 🡪 B\n\n<https://example.com/b7.pdf>\n\nnext"
+    assert read_archive(archive(saved(presentation))).text == text
+
+
+@pytest.mark.parametrize(
+    ("part", "text"),
+    [
+        ("<c:cmLst xmlns:c='c'><c:cm><c:text>Which crane?</c:text></c:cm></c:cmLst>", "Which crane?"),
+        (
+            f"<c:cmLst xmlns:c='c' xmlns:a='{DRAWN[1:-1]}'><c:cm><c:replyLst><c:reply><c:txBody><a:p><a:r>"
+            "<a:t>B</a:t></a:r><a:r><a:t>7</a:t></a:r></a:p></c:txBody></c:reply></c:replyLst></c:cm></c:cmLst>",
+            "B7",
+        ),
+        ("<c:broken", ""),
+    ],
+)
+def test_presentation_keeps_comments(part: str, text: str) -> None:
+    from pptx import Presentation
+
+    presentation = Presentation()
+    presentation.slides.add_slide(presentation.slide_layouts[6]).shapes.add_textbox(
+        0, 0, 9, 9
+    ).text_frame.text = "lift"
+    parts = saved(presentation) | {"ppt/comments/comment1.xml": part}
+    name = "ppt/slides/_rels/slide1.xml.rels"
+    related = "http://schemas.openxmlformats.org/officeDocument/2006/relationships/comments"
+    link = f'<Relationship Id="rId99" Type="{related}" Target="../comments/comment1.xml"/></Relationships>'
+    parts[name] = parts[name].decode().replace("</Relationships>", link)  # type: ignore[union-attr]
+    assert read_archive(archive(parts)).text == f"lift\n\n{text}".strip()
+
+
+def test_chart_keeps_titles_of_axes_labels_dates_and_signs_of_numbers() -> None:
+    from datetime import date
+
+    from pptx import Presentation
+    from pptx.chart.data import CategoryChartData
+    from pptx.enum.chart import XL_CHART_TYPE
+
+    presentation = Presentation()
+    shapes = presentation.slides.add_slide(presentation.slide_layouts[6]).shapes
+    loads = CategoryChartData(number_format="0%")
+    loads.categories = [date(2026, 1, 31), date(2026, 2, 28)]
+    loads.add_series("North", (0.5, 0.25))
+    chart = shapes.add_chart(XL_CHART_TYPE.LINE, 0, 0, 9, 9, loads).chart
+    chart.chart_title.text_frame.text = "Loads"
+    chart.value_axis.axis_title.text_frame.text = "of 40 t"
+    chart.plots[0].series[0].points[1].data_label.text_frame.text = "repaired"
+    assert read_archive(archive(saved(presentation))).text == (
+        "Loads\n\nrepaired\n\nof 40 t\n\n"
+        "|  | North |\n| --- | --- |\n| 2026-01-31 | 50% |\n| 2026-02-28 | 25% |"
     )
 
 

@@ -32,7 +32,9 @@ SHAPE = (
 )
 V = "xmlns:v='urn:schemas-microsoft-com:vml'"
 OLD_SHAPE = f"<w:pict><v:oval {V}><v:textbox>{BOX}</v:textbox></v:oval></w:pict>"
-END = "<w:r><w:fldChar w:fldCharType='end'/></w:r>"
+BEGIN, SEPARATE, END = (
+    f"<w:r><w:fldChar w:fldCharType='{kind}'/></w:r>" for kind in ("begin", "separate", "end")
+)
 CHOICE = f'<mc:Choice Requires="wps">{SHAPE}</mc:Choice>'
 
 
@@ -92,7 +94,7 @@ def test_what_stands_beside_letters_in_word_is_kept_where_it_reads() -> None:
         "<w:r><w:fldChar w:fldCharType='begin'><w:ffData><w:ddList>"
         f"{listed}</w:ddList></w:ffData></w:fldChar></w:r>{END}"
     )
-    shown_too = f"<w:r><w:fldChar w:fldCharType='separate'/></w:r>{run('Blue')}"
+    shown_too = f"{SEPARATE}{run('Blue')}"
     for written, text in (
         (f"<w:r>{ruby}</w:r>{run('字')}", "漢(かん)字"),
         (f"{run('10')}{raised}", "10^-3"),
@@ -106,6 +108,36 @@ def test_what_stands_beside_letters_in_word_is_kept_where_it_reads() -> None:
         ("<w:r><w:rPr><w:dstrike/></w:rPr><w:t>not</w:t></w:r>", "~~not~~"),
     ):
         assert read_archive(docx(f"<w:p>{written}</w:p>")).text == text
+
+
+def test_signs_of_fonts_in_word_are_letters() -> None:
+    greek = "<w:r><w:rPr><w:rFonts w:ascii='Symbol' w:hAnsi='Symbol'/></w:rPr><w:t>\uf06d</w:t></w:r>"
+    for written, text in (
+        (f"{run('5 ')}{greek}{run('m')}", "5 μm"),
+        ("<w:r><w:sym w:font='Symbol' w:char='f061'/></w:r>", "α"),
+        ("<w:r><w:sym w:font='MS Gothic' w:char='2612'/></w:r>", "☒"),
+        (f"<w:r><w:sym w:font='House Signs' w:char='F061'/></w:r>{run('kept')}", "kept"),
+    ):
+        assert read_archive(docx(f"<w:p>{written}</w:p>")).text == text
+
+
+def test_code_of_a_field_in_word_is_not_read_for_its_result() -> None:
+    def field(code: str, result: str) -> str:
+        return f"{BEGIN}{code}{SEPARATE}{result}{END}"
+
+    code = "<w:r><w:instrText> MERGEFIELD sex </w:instrText></w:r>"
+    choice = field(field(code, run("m")) + run(' = "m" "Mr" "Ms"'), run("Mr"))
+    assert read_archive(docx(f"<w:p>{choice}{run(' Bo')}</w:p>")).text == "Mr Bo"
+    listed = field("", field("", run("Intro")) + run(" 3"))
+    assert read_archive(docx(f"<w:p>{listed}</w:p>")).text == "Intro 3"
+    for broken in (f"{BEGIN}{run('kept')}", f"{BEGIN}{run('kept')}{END}", f"{END}{SEPARATE}{run('kept')}"):
+        assert read_archive(docx(f"<w:p>{broken}</w:p>")).text == "kept"
+
+
+@pytest.mark.parametrize("kind", ["footnote", "endnote", "comment"])
+def test_sign_of_a_note_that_word_has_not_kept_costs_no_text(kind: str) -> None:
+    sign = f"<w:r><w:{kind}Reference w:id='77'/></w:r>"
+    assert read_archive(docx(f"<w:p>{run('kept')}{sign}</w:p>")).text == "kept"
 
 
 def test_elements_without_text_deep_in_one_another_are_each_looked_at_a_few_times(
@@ -230,3 +262,13 @@ def test_numbers_of_word_are_those_that_it_shows() -> None:
         "(a) valve", "(b) tap", "I. left", "2. drain", "Wait.", "3. go",
         "# 2. Boats", "7. anew\n8. then\n- any", "## 2.1 Oars",
     ]  # fmt: skip
+
+
+def test_list_of_word_that_overrides_its_kind_has_its_own_numbers() -> None:
+    own = f'<w:lvlOverride w:ilvl="0">{level(0, "upperLetter", "(%1)")}</w:lvlOverride>'
+    numbering = f'<w:abstractNum w:abstractNumId="0">{level(0, "decimal", "%1.")}</w:abstractNum>'
+    for id, override in ((1, own), (2, "")):
+        numbering += f'<w:num w:numId="{id}"><w:abstractNumId w:val="0"/>{override}</w:num>'
+    parts = {"word/numbering.xml": f"<w:numbering {W}>{numbering}</w:numbering>"}
+    body = numbered("close", 1) + numbered("drain", 1) + numbered("go", 2)
+    assert read_archive(docx(body, **parts)).text == "(A) close\n\n(B) drain\n\n3. go"

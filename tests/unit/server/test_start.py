@@ -37,6 +37,10 @@ def test_key_is_found_by_all_of_it_only(tmp_path: Path) -> None:
         assert keys.find(wrong) is None
 
 
+def test_mark_that_windows_puts_before_a_file_is_no_part_of_the_first_key(tmp_path: Path) -> None:
+    assert read_keys(written(tmp_path, f"\ufeff{DIGEST} acme ask")).find(b"a key") is not None
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [
