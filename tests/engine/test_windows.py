@@ -111,7 +111,7 @@ def test_same_prompt_again_has_the_same_answer_from_the_prefix_cache(
     bench: Bench, options: dict[str, Any]
 ) -> None:
     """vLLM finds the last window there, and what it decodes reads that."""
-    prompt = bench.prompt(bench.pieces[:10]).fresh([500] * 4)  # thirteen behind the hit: AVX2 rounds few otherwise
+    prompt = bench.prompt(bench.pieces[:10]).fresh([500] * 4)  # thirteen behind the hit: AVX2 rounds fewer
     first = bench.blended(prompt, TEXT, **options)
     again = bench.engine.generate(prompt.token_ids, TEXT, bench.recipe(prompt, **options))
     assert again.report is None and again.prefix_tokens > 9 * CHUNK_TOKENS

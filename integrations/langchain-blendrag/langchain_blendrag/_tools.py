@@ -124,14 +124,14 @@ def _with_optional_fields(kind: Any, made: dict[Any, Any]) -> Any:
         return kind.copy_with(changed) if hasattr(kind, "copy_with") else again[changed]
     if kind not in made:
         made[kind] = kind  # it may hold itself
-        fields = dict[str, Any]()
+        fields: dict[str, Any] = {}
         for name, hint in get_type_hints(kind, include_extras=True).items():
-            said, about = get_origin(hint), list[Any]()
-            if said in (Required, NotRequired):
+            wrapper, about = get_origin(hint), list[Any]()
+            if wrapper in (Required, NotRequired):
                 (hint,) = get_args(hint)
             if get_origin(hint) is Annotated:
                 hint, *about = get_args(hint)
-            if said is NotRequired or (name in kind.__optional_keys__ and said is not Required):
+            if wrapper is NotRequired or (name in kind.__optional_keys__ and wrapper is not Required):
                 about[:1] = [None]
             hint = _with_optional_fields(hint, made)
             fields[name] = Annotated[hint, *about] if about else hint
