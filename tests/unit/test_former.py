@@ -81,7 +81,9 @@ def test_former_setting_means_what_it_did_and_says_what_to_write(
     old = former.keys() & FORMER.keys()
     with pytest.warns(BlendragWarning) as said:
         assert Settings.load(**former) == expected
-    assert {str(each.message) for each in said if each.category is BlendragWarning} == {FORMER[name].now for name in old}
+    assert {str(each.message) for each in said if each.category is BlendragWarning} == {
+        FORMER[name].now for name in old
+    }
     (empty_folder / "blendrag.yaml").write_text(json.dumps(former))  # YAML as well
     with pytest.warns(BlendragWarning):
         assert Settings.load() == expected

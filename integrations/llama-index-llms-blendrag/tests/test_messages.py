@@ -70,7 +70,7 @@ def test_what_is_kept_elsewhere_is_passed_over(block: Any, role: str) -> None:
 def test_what_is_no_text_is_left_out_of_what_models_and_tools_said(block: Any, role: str) -> None:
     with pytest.warns(BlendragWarning, match=f"left out content of type '{block.block_type}'") as caught:
         assert said_by(role, block, BLUE, block) == "It is blue."
-    assert [each.category for each in caught].count(BlendragWarning) == 1  # others come of the collector
+    assert [each.category for each in caught].count(BlendragWarning) == 1
 
 
 @pytest.mark.parametrize("block", PICTURES, ids=lambda block: block.block_type)
