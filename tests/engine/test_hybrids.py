@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from blendrag.engine.client.engine import Engine
 from blendrag.engine.client.generation import Delta, Sampling
@@ -26,11 +25,10 @@ from blendrag.settings import Settings
 from drafts import add_mtp
 from model_shapes import SHAPES
 from stored_trees import tree_tiers
-from workbench import distance
 
 pytestmark = [pytest.mark.own_engine, pytest.mark.nightly]
 
-STEP = 640  # tokens that a step computes at most
+STEP = 512  # tokens that a step computes at most: no more than a block of states stands for
 SHOWN = Sampling(max_tokens=6, logprobs=20, other={"ignore_eos": True})
 WORDS = ("river", "stone", "market", "winter", "engine", "paper", "light", "letter", "bridge", "window")
 SYSTEM = "You answer briefly."
@@ -123,9 +121,6 @@ def test_answer_is_to_the_last_digit_that_of_a_prefill_which_is_cut_there(rig: R
     found, planned = rig.ask(plan)
     assert found.report is not None and (found.report.prefix, found.report.exact) == (0, STEP)
     assert planned.evidence(found.report, 0).mode == "exact"
-    if torch.backends.cpu.get_cpu_capability() != "AVX512":  # rounds by how many rows there are
-        assert found.token_ids == full.token_ids and distance(full, found) < 0.05  # of bfloat16
-        return
     assert (found.token_ids, found.logprobs) == (full.token_ids, full.logprobs)
 
 
