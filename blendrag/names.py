@@ -38,13 +38,13 @@ class Registry(dict[str, type[T]], Generic[T]):
         raise ConfigError(self.unknown(name))
 
 
-def closest(name: str, known: Iterable[str]) -> str:
-    """Return the end of a sentence about an unknown name: the one that it may stand for, and others as
-    close."""
+def closest(name: str, known: Iterable[str], prefix: str = "") -> str:
+    """Return the end of a sentence about an unknown name: the one that it may stand for, and others as close.
+    prefix: what all of them begin with, which is shown and makes none of them closer."""
     known = list(known)
     best = difflib.get_close_matches(name, known, n=1)
     matches = dict.fromkeys([*best, *difflib.get_close_matches(name, known, cutoff=0.7)])
-    return f"; did you mean {'? or '.join(matches)}?" if matches else ""
+    return f"; did you mean {'? or '.join(prefix + match for match in matches)}?" if matches else ""
 
 
 def spellings(id: str) -> set[str]:

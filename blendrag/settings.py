@@ -333,11 +333,13 @@ def _config_file() -> Path:
 
 
 def _refuse_unknown_variables() -> None:
-    known = {f"BLENDRAG_{name.upper()}" for name in (*Settings.model_fields, *FORMER)} | {"BLENDRAG_CONFIG"}
-    for name in os.environ:
-        if name.startswith("BLENDRAG_") and name not in known and not name.startswith("BLENDRAG__"):
-            renamed = RENAMED.get(name.removeprefix("BLENDRAG_").lower())
-            raise ConfigError(renamed or f"unknown variable {name}{closest(name, known)}")
+    known = {name.upper() for name in (*Settings.model_fields, "config")}
+    former = {name.upper() for name in FORMER}
+    for variable in os.environ:
+        name = variable.removeprefix("BLENDRAG_")
+        if name not in known | former | {variable} and not name.startswith("_"):
+            renamed = RENAMED.get(name.lower())
+            raise ConfigError(renamed or f"unknown variable {variable}{closest(name, known, 'BLENDRAG_')}")
 
 
 def _explain(error: ValidationError) -> str:

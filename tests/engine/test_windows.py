@@ -111,13 +111,10 @@ def test_same_prompt_again_has_the_same_answer_from_the_prefix_cache(
     bench: Bench, options: dict[str, Any]
 ) -> None:
     """vLLM finds the last window there, and what it decodes reads that."""
-    prompt = bench.prompt(bench.pieces[:10])
+    prompt = bench.prompt(bench.pieces[:3])  # one tile of its keys, with little L2, too
     first = bench.blended(prompt, TEXT, **options)
     again = bench.engine.generate(prompt.token_ids, TEXT, bench.recipe(prompt, **options))
-    assert again.report is None and again.prefix_tokens > 9 * CHUNK_TOKENS
-    if torch.backends.cpu.get_cpu_capability() != "AVX512":  # rounds by how many rows there are
-        assert again.token_ids == first.token_ids and distance(first, again) < CLOSE
-        return
+    assert again.report is None and again.prefix_tokens > 2 * CHUNK_TOKENS
     assert (again.token_ids, again.logprobs) == (first.token_ids, first.logprobs)
 
 

@@ -202,9 +202,13 @@ def test_misspelt_keyword_is_named_with_the_right_one() -> None:
         Settings.load(recompute_ration=0.1)
 
 
-def test_misspelt_variable_is_not_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BLENDRAG_RECOMPUTE_RATIOO", "0.1")
-    with pytest.raises(ConfigError, match=r"did you mean BLENDRAG_RECOMPUTE_RATIO\?"):
+@pytest.mark.parametrize("name", ["RECOMPUTE_RATIO", "DTYPE", "QUALITY", "TIERS"])
+def test_misspelt_variable_is_named_with_the_right_one_alone(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    misspelt = f"BLENDRAG_{name[:2]}{name[3:]}"
+    monkeypatch.setenv(misspelt, "0.1")
+    with pytest.raises(ConfigError, match=rf"unknown variable {misspelt}; did you mean BLENDRAG_{name}\?$"):
         Settings.load()
 
 
