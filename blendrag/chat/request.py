@@ -73,7 +73,7 @@ class RequestOptions(BlendKeywords, total=False):
 class Source:
     """A chunk that was retrieved. ``score``: cosine similarity to the question, at most 1. ``key``: names its
     KV. ``attention``: its share of the attention that the question pays to all cached tokens, if that was
-    read."""
+    read. ``metadata``: its document's."""
 
     source: str
     ordinal: int
@@ -81,6 +81,7 @@ class Source:
     text: str
     key: str = ""
     attention: float | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)

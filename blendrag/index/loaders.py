@@ -8,6 +8,7 @@ cannot be used is reported as Skipped, and the walk goes on.
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping
@@ -28,12 +29,16 @@ _KINDS = ".md .txt .html .pdf .docx .pptx .xlsx .epub, data and code"
 _JUNK_NAMES = frozenset({"__pycache__", "node_modules", "Thumbs.db", "desktop.ini"})
 
 
+def _hash_of(text: str) -> str:
+    return xxhash.xxh3_128_hexdigest(text.encode())
+
+
 @dataclass(frozen=True, slots=True)
 class Document:
     """A text to ingest. ``source`` names it in answers and identifies it when it is ingested again.
 
-    Without a source the text is its own identity: ``text-`` and a hash. part_of: the source that it is a part
-    of, by default its own.
+    Without a source the text is its own identity: ``text-`` and a hash. metadata: what sources of an answer
+    show beside the text, as JSON can hold it. part_of: the source that it is a part of, by default its own.
     """
 
     text: str
@@ -43,8 +48,9 @@ class Document:
 
     @property
     def content_hash(self) -> str:
-        """The hash by which a changed text is told from the one before."""
-        return xxhash.xxh3_128_hexdigest(self.text.encode())
+        """The hash by which a changed text, or metadata, is told from the one before."""
+        told = json.dumps(dict(self.metadata), default=str) if self.metadata else ""
+        return _hash_of(self.text + told)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +114,10 @@ def _resolve(item: Item) -> Path | Document:
     if isinstance(item, Document):
         if not isinstance(item.text, str):
             raise SourceError(f"a document's text is a string, not a {type(item.text).__name__}")
-        document = replace(item, text=encodable(item.text))
+        document = replace(item, text=encodable(item.text), metadata=_plain(item.metadata))
         names = ("" if name is None else str(name) for name in (item.source, item.part_of))  # Path, UUID
         given, whole = map(encodable, names)
-        source = given or f"text-{document.content_hash[:16]}"
+        source = given or f"text-{_hash_of(document.text)[:16]}"
         return replace(document, source=source, part_of=whole or source)
     if hasattr(item, "page_content"):
         return _from_framework(item)
@@ -125,6 +131,16 @@ def _resolve(item: Item) -> Path | Document:
         return _resolve(Document(item))
     hint = _near(Path(path)) or ("; a text is given as Document(text=...)" if isinstance(item, str) else "")
     raise SourceError(f"no such file or folder: {str(item)!r}{hint}")
+
+
+def _plain(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return metadata as JSON can hold it."""
+    named = {str(name): value for name, value in (metadata or {}).items()}
+    try:
+        plain: dict[str, Any] = json.loads(json.dumps(named, default=str, skipkeys=True))
+    except (ValueError, RecursionError) as error:
+        raise SourceError(f"a document's metadata cannot be written as JSON: {error}") from error
+    return plain
 
 
 def _from_framework(item: Any) -> Path | Document:
@@ -186,7 +202,7 @@ def _read(targets: list[Path | Document], max_bytes: int, excluded: set[str]) ->
 
 def _named(document: Document, names: dict[str, str]) -> Iterator[Loaded]:
     """Yield a document once, with a number behind the source that another text has already."""
-    source, number, text_hash = document.source, 1, document.content_hash
+    source, number, text_hash = document.source, 1, _hash_of(document.text)
     while names.get(source, text_hash) != text_hash:
         number += 1
         source = f"{document.source}#{number}"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
-import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,10 +21,9 @@ from blendrag.text import encodable
 _COLLECTION = "chunks"
 _PAGE = 1000  # rows read at once: Chroma holds a whole answer in memory
 
-# Keys that the store itself adds to a row's metadata, beside what the document brings.
-_SOURCE, _KEY, _ORDINAL = "source", "chunk_key", "ordinal"
-
-_RESERVED = re.compile("#|chroma:|$")  # names of metadata that Chroma refuses
+# What a row has beside its text. A document's metadata is one of it, as JSON: Chroma refuses some names and
+# nested values, and keeps names that a later version of the document has no more.
+_SOURCE, _KEY, _ORDINAL, _METADATA = "source", "chunk_key", "ordinal", "metadata_json"
 
 _ZEROS = 1 << 20  # bytes written at once
 _HEADER = struct.Struct("<iQQQQ")  # of hnswlib: version, offset, room, vectors, bytes of each
@@ -82,7 +81,7 @@ class VectorStore:
         """
         ids = [_row_id(source, ordinal) for ordinal in range(len(pieces))]
         surplus = self._ids_of(source) - set(ids)
-        shared = _plain(metadata or {}) | {_SOURCE: source}
+        shared = {_SOURCE: source, _METADATA: json.dumps(dict(metadata or {}))}
         batch = self._client.get_max_batch_size()
         for at in range(0, len(pieces), batch):
             part = pieces[at : at + batch]
@@ -124,8 +123,8 @@ class VectorStore:
             raise StoreError(f"cannot overwrite unused space in {str(self._folder)!r}: {error}") from error
         return len(ids)
 
-    def search(self, query: str, k: int, where: Mapping[str, Any] | None = None) -> list[Source]:
-        """Return the ``k`` chunks most like the query, best first. ``where``: a Chroma filter."""
+    def search(self, query: str, k: int) -> list[Source]:
+        """Return the ``k`` chunks most like the query, best first."""
         total = self._rows.count()
         if k < 1 or not total:
             return []
@@ -136,7 +135,6 @@ class VectorStore:
             answer = self._rows.query(
                 query_embeddings=vectors,
                 n_results=wanted,
-                where=dict(where) if where else None,
                 include=["documents", "metadatas", "distances"],
             )
             hits = list(_hits(answer))
@@ -216,17 +214,11 @@ def _row_id(source: str, ordinal: int) -> str:
     return f"{xxhash.xxh3_128_hexdigest(source.encode())}-{ordinal}"
 
 
-def _plain(metadata: Mapping[str, Any]) -> dict[str, str | int | float | bool]:
-    """Return what Chroma takes as metadata: no nested values, no None, no names that it keeps to itself."""
-    return {
-        encodable(str(name)): value if isinstance(value, int | float | bool) else encodable(str(value))
-        for name, value in metadata.items()
-        if value is not None and not _RESERVED.match(str(name))
-    }
-
-
 def _hits(answer: Any) -> Iterator[Source]:
     for text, row, distance in zip(
         answer["documents"][0], answer["metadatas"][0], answer["distances"][0], strict=True
     ):
-        yield Source(str(row[_SOURCE]), int(row[_ORDINAL]), 1.0 - distance, text, str(row[_KEY]))
+        metadata = json.loads(row.get(_METADATA, "{}"))  # rows of earlier versions have none
+        yield Source(
+            str(row[_SOURCE]), int(row[_ORDINAL]), 1.0 - distance, text, str(row[_KEY]), metadata=metadata
+        )

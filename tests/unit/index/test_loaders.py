@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -261,3 +262,15 @@ def test_roots_name_what_documents_are_below(folder: Path) -> None:
 def test_no_string_raises_anything_but_source_errors(text: str) -> None:
     with suppress(SourceError):
         load_sources(text)
+
+
+def test_metadata_is_what_json_can_hold_and_a_changed_one_makes_another_version() -> None:
+    day, loop = date(2026, 3, 1), dict[str, Any]()
+    loop["itself"] = loop
+    (told,) = load_sources([Document("A text.", "a", {"day": day, 3: [day], "none": None})])
+    (other,) = load_sources([Document("A text.", "a", {"day": day})])
+    assert isinstance(told, Document) and isinstance(other, Document)
+    assert told.metadata == {"day": "2026-03-01", "3": ["2026-03-01"], "none": None}
+    assert told.content_hash != other.content_hash != Document("A text.", "a").content_hash
+    with pytest.raises(SourceError, match="metadata cannot be written as JSON"):
+        list(load_sources([Document("A text.", "a", loop)]))
