@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from drafts import eagle_head
 from places import EXAMPLES
 from quantised_model import small_model
 from stored_trees import tree_tiers
+from waiting import until
 
 pytestmark = [pytest.mark.own_engine, pytest.mark.nightly]
 
@@ -80,8 +80,7 @@ def drafted_behind(
             for mode, question in modes:
                 if mode == "exact":
                     index.warm(question)
-                while not engine.reset_prefix_cache():
-                    time.sleep(0.05)
+                until(engine.reset_prefix_cache)
                 drafted, kept = accepted()
                 asking: dict[str, Any] = {"max_tokens": 40, "similarity_top_k": 2, "blend": mode == "blended"}
                 assert index.ask(question, **asking).evidence.mode == mode

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from blendrag.models import DEFAULT_EMBEDDER
 from blendrag.serving import forecaster
 from blendrag.serving.collection import Collection
 from blendrag.settings import Settings
+from waiting import until
 from word_embedder import write_dialogs
 from workbench import Bench, Open
 
@@ -56,13 +56,6 @@ def chat(
     opened.close()
 
 
-def until(reached: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not reached():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def test_chunks_of_a_goodbye_leave_and_those_of_an_open_question_stay(chat: Chat, texts: list[str]) -> None:
     library = chat.library
 
@@ -73,9 +66,9 @@ def test_chunks_of_a_goodbye_leave_and_those_of_an_open_question_stay(chat: Chat
         promoted = library.session.open().stats().tiers["ram"]["promotions"]
         request = ChatRequest([message], Sampling(max_tokens=2), conversation=conversation)
         evidence = chat.complete(request).evidence
-        until(lambda: library.eviction()["forecasts"]["answered"] == before + 1)
+        until(lambda: library.eviction()["forecasts"]["answered"] == before + 1, WAIT_S)
         if "disk" in evidence.tiers:
-            until(lambda: library.session.open().stats().tiers["ram"]["promotions"] == promoted + 1)
+            until(lambda: library.session.open().stats().tiers["ram"]["promotions"] == promoted + 1, WAIT_S)
         return evidence.tiers
 
     assert asks("a", texts[0], "where is the hotel") == {"disk": 1}
@@ -99,5 +92,5 @@ def test_predictor_is_asked_for_policies_that_listen(
     assert index.stats()["eviction"]["policies"] == {"ram": policy}
     assert index.stats()["eviction"]["forecasts"]["asked"] == asked
     assert index.stats()["policy_calls"]["used"]["calls"] == 2
-    until(lambda: index.stats()["eviction"]["forecasts"]["unanswered"] == asked)
+    until(lambda: index.stats()["eviction"]["forecasts"]["unanswered"] == asked, WAIT_S)
     assert ("blendrag fit" in index.stats()["eviction"]["forecasts"]["reason"]) == bool(asked)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from blendrag.tree.layout import NodeBlocks
 from blendrag.tree.store import NodeStore
 from blendrag.tree.tree import Tree
 from stored_trees import check_tree, tree_tiers
+from waiting import until
 from workbench import FIRST, Bench, Open, Prompt, assert_adds_up, distance
 
 pytestmark = pytest.mark.engine
@@ -63,7 +63,7 @@ class Rig:
 
     def grow(self, prompt: Prompt) -> None:
         self.ask(prompt)
-        wait(lambda: self.tree.match(self.nodes(prompt)) == len(self.nodes(prompt)))
+        until(lambda: self.tree.match(self.nodes(prompt)) == len(self.nodes(prompt)))
 
     def prompt(self, *words: Any) -> Prompt:
         return self.bench.prompt(*words, aligned=False)
@@ -71,13 +71,6 @@ class Rig:
     def close(self) -> None:
         self.client.close()
         self.tree.close()
-
-
-def wait(until: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not until():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 @pytest.fixture
@@ -131,7 +124,7 @@ def test_restored_blocks_are_the_same_bytes(rig: Rig, tmp_path: Path) -> None:
     other = Rig(rig.bench, tmp_path / "other", rig.identity)
     path = other.path(prompt)
     rig.bench.engine.generate(prompt.token_ids, replace(FIRST, path=path))  # behind the restored blocks
-    wait(lambda: other.tree.match(other.nodes(prompt)) == len(path.nodes))
+    until(lambda: other.tree.match(other.nodes(prompt)) == len(path.nodes))
     rig.client.close()
     other.close()
     compared = 0
@@ -270,7 +263,7 @@ def settled(index: BlendIndex) -> None:
     """Nothing grows any more, and everything is stored."""
     prefixes = index._library.sidecars.prefixes
     assert prefixes is not None
-    wait(lambda: not prefixes.growth.waiting)
+    until(lambda: not prefixes.growth.waiting)
     prefixes.client.delete([])  # waits for what is being stored
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +24,7 @@ from blendrag.settings import Settings
 from drafts import add_mtp
 from model_shapes import SHAPES
 from stored_trees import tree_tiers
+from waiting import until
 
 pytestmark = [pytest.mark.own_engine, pytest.mark.nightly]
 
@@ -101,8 +101,7 @@ class Rig:
     def ask(self, plan: PromptPlan, *, exact: bool = True) -> tuple[Delta, PlannedPrompt]:
         """Without what vLLM's prefix cache has."""
         planned = self.library.prepare(plan, BlendOptions(), exact=exact)
-        while not self.engine.reset_prefix_cache():
-            time.sleep(0.05)
+        until(self.engine.reset_prefix_cache)
         return self.engine.generate(plan.token_ids, replace(SHOWN, path=planned.path)), planned
 
 
@@ -145,8 +144,7 @@ def test_part_that_vllms_own_cache_has_is_not_loaded_again(rig: Rig) -> None:
     plan, block = rig.plan(third), rig.engine.facts.block_size
     rig.prefixes.grow(plan)
     full, planned = rig.ask(plan)
-    while not rig.engine.reset_prefix_cache():
-        time.sleep(0.05)
+    until(rig.engine.reset_prefix_cache)
     rig.engine.generate(plan.token_ids[: block + 9], Sampling(max_tokens=1))
     found = rig.engine.generate(plan.token_ids, replace(SHOWN, path=planned.path))
     assert planned.path is not None and found.report is not None
@@ -203,10 +201,7 @@ def test_many_at_once_and_cancelled_ones_leave_nothing_behind(rig: Rig) -> None:
     next(pieces)
     pieces.close()
     rig.prefixes.growth.wait()
-    deadline = time.monotonic() + 30
-    while not rig.engine.reset_prefix_cache():
-        assert time.monotonic() < deadline, "requests that ended still hold blocks"
-        time.sleep(0.05)
+    until(rig.engine.reset_prefix_cache, said="requests that ended still hold blocks")
 
 
 def test_states_outlive_the_process_of_their_library(rig: Rig, tmp_path: Path, settings: Settings) -> None:

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -22,6 +22,7 @@ from blendrag.errors import EngineStartError
 from blendrag.settings import Settings
 from places import ROOT
 from served import START_S, Server
+from waiting import until
 
 pytestmark = pytest.mark.own_engine
 
@@ -77,11 +78,11 @@ def test_killing_the_parent_leaves_no_engine_process(waiting: subprocess.Popen[s
     if stage == "serving":
         assert lines_until(waiting, "tokens") == ["begun", "tokens 4"]  # once: children skip the script
     else:
-        wait_for(lambda: len(spawned(parent)) == 2)
+        until(lambda: len(spawned(parent)) == 2, START_S)
     children = parent.children(recursive=True)
     waiting.send_signal(signal.SIGKILL)
     waiting.wait()
-    wait_for(lambda: not [child for child in children if alive(child)])
+    until(lambda: not [child for child in children if alive(child)], START_S)
 
 
 def spawned(parent: psutil.Process) -> list[psutil.Process]:
@@ -92,13 +93,6 @@ def spawned(parent: psutil.Process) -> list[psutil.Process]:
             if {"spawn_main", "VLLM"} & set(re.findall(r"\w+", " ".join(process.cmdline()))):
                 found.append(process)
     return found
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + START_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 def alive(process: psutil.Process) -> bool:
@@ -133,7 +127,7 @@ def test_server_ended_while_it_loads_ends_and_leaves_no_process(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setenv("VLLM_PLUGINS", "loading")
     server = Server(tmp_path / "kv")
-    wait_for(lambda: "it is loading" in server.log.read_text() or server.process.poll() is not None)
+    until(lambda: "it is loading" in server.log.read_text() or server.process.poll() is not None, START_S)
     left = server.end(how)
     for process in left:
         process.kill()
@@ -168,7 +162,7 @@ def test_start_that_is_given_up_leaves_no_process(
     try:
         (said,) = lines_until(process, "it ended")
         assert told in said
-        wait_for(lambda: not spawned(psutil.Process(process.pid)))
+        until(lambda: not spawned(psutil.Process(process.pid)), START_S)
         process.communicate("\n")
         assert process.returncode == 0, "threads of the start hold up the end"
     finally:
@@ -190,7 +184,7 @@ def test_a_script_that_just_ends_takes_the_engine_with_it(tmp_path: Path, model_
         process.wait()
     assert lines == ["begun", "tokens 4"]
     assert (tmp_path / "stderr").read_text() == ""
-    wait_for(lambda: not [child for child in children if alive(child)])
+    until(lambda: not [child for child in children if alive(child)], START_S)
 
 
 KILLED = """
@@ -266,4 +260,4 @@ def test_start_that_fails_for_want_of_memory_names_the_size(tmp_path: Path, mode
         EngineStartError, match=r"does not fit: .* 262,144 tokens 3\.8 GiB.*lower max_model_len"
     ):
         Engine.shared(settings)
-    wait_for(lambda: not spawned(psutil.Process()))
+    until(lambda: not spawned(psutil.Process()), START_S)

@@ -13,6 +13,7 @@ import pytest
 from blendrag import Answer, Chat, ChatRequest, Settings
 from blendrag.engine.client.engine import Engine
 from blendrag.serving import forecaster
+from waiting import until
 from workbench import Bench
 
 pytestmark = pytest.mark.engine
@@ -59,13 +60,6 @@ def trusted(chat: Chat, *texts: str) -> None:
     assert not chat.speculate(request).begun
     time.sleep(0.02)
     assert chat.complete(request).evidence.speculation == "none"
-
-
-def until(what: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not what():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def whole(chat: Chat, request: ChatRequest) -> Answer:

@@ -10,17 +10,13 @@ from blendrag.store.maintenance.verify import Verifier, VerifyReport
 from blendrag.store.record import Record
 from blendrag.store.stack import OWN_FOLDER
 from blendrag.store.tiers import Tier, TierSpec
-from stores import A, B, C, D, open_stack, register
+from stores import A, B, C, D, filled_stack
 
 DISK = TierSpec(kind="disk")
 
 
 def filled(root: Path) -> Path:
-    register(root, [A, B, C, D])
-    store = open_stack(root, DISK)
-    for chunk in (A, B, C, D):
-        store.put(chunk.key, chunk.token_ids, chunk.kv)
-    store.close()
+    filled_stack(root, [A, B, C, D], DISK).close()
     return root
 
 

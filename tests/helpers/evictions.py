@@ -93,19 +93,25 @@ def outputs(
     return torch.stack([attend(each, query, each.kv_cache, of_step) for each in attentions])
 
 
-def evict_and_read(model: LoadedModel, monkeypatch: pytest.MonkeyPatch, choices: str = "") -> None:
-    """Steps of requests, one of them evicted, against exact attention over what was kept."""
-    size = model.cache.block_size
-    compression = Compression.of(model.decoder, model.cache)
-    assert compression.reason is None
+def note_chosen(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """The tokens that are kept from now on, of each head of each layer."""
     chosen: list[torch.Tensor] = []
+    kept_tokens = evicting.kept_tokens
 
     def noted(scores: torch.Tensor, count: int) -> torch.Tensor:
         chosen.append(kept_tokens(scores, count))
         return chosen[-1]
 
-    kept_tokens = evicting.kept_tokens
     monkeypatch.setattr(evicting, "kept_tokens", noted)
+    return chosen
+
+
+def evict_and_read(model: LoadedModel, monkeypatch: pytest.MonkeyPatch, choices: str = "") -> None:
+    """Steps of requests, one of them evicted, against exact attention over what was kept."""
+    size = model.cache.block_size
+    compression = Compression.of(model.decoder, model.cache)
+    assert compression.reason is None
+    chosen = note_chosen(monkeypatch)
     options = {"kv_budget": f"{4 * size}{choices}"}
     evicted = Request(model, "evicted", 7 * size + 11, [9, 3, 17, 5, 11, 2, 8, 14, 20], **options)
     other = Request(model, "other", 2 * size + 5, [0, 1, 4])

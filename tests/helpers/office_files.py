@@ -10,6 +10,7 @@ from typing import Any
 W = 'xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"'
 _R = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
 _PACKAGE = "http://schemas.openxmlformats.org/package/2006"
+DRAWN = "{http://schemas.openxmlformats.org/drawingml/2006/main}"
 FORMS = 'xmlns:mc="http://schemas.openxmlformats.org/markup-compatibility/2006"'
 M = 'xmlns:m="http://schemas.openxmlformats.org/officeDocument/2006/math"'
 MATH = (
@@ -25,6 +26,17 @@ def archive(parts: dict[str, str | bytes]) -> bytes:
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as written:
         for name, part in parts.items():
             written.writestr(name, part)
+    return file.getvalue()
+
+
+def parts_of(file: bytes) -> dict[str, Any]:
+    with zipfile.ZipFile(io.BytesIO(file)) as packed:
+        return {name: packed.read(name) for name in packed.namelist()}
+
+
+def saved(document: Any) -> bytes:
+    file = io.BytesIO()
+    document.save(file)
     return file.getvalue()
 
 
@@ -116,9 +128,7 @@ def pptx() -> bytes:
     slide.notes_slide.notes_text_frame.text = "spoken"
     last = presentation.slides.add_slide(presentation.slide_layouts[6])
     last.shapes.add_textbox(0, 0, 9, 9).text_frame.text = "last"
-    file = io.BytesIO()
-    presentation.save(file)
-    return file.getvalue()
+    return saved(presentation)
 
 
 def png() -> bytes:
@@ -143,9 +153,7 @@ def xlsx(far: str = "") -> bytes:
     book.create_sheet("Empty")
     if far:
         book.create_sheet("Far")[far] = "far"
-    file = io.BytesIO()
-    book.save(file)
-    return file.getvalue()
+    return saved(book)
 
 
 def epub(*chapters: str) -> bytes:
@@ -198,8 +206,7 @@ def pdf(text: str = "", password: str = "", encoding: str = "StandardEncoding") 
 
 
 def renamed(file: bytes, *names: tuple[bytes, bytes]) -> bytes:
-    with zipfile.ZipFile(io.BytesIO(file)) as old:
-        parts = {name: old.read(name) for name in old.namelist()}
+    parts = parts_of(file)
     for before, now in names:
         parts = {name: part.replace(before, now) for name, part in parts.items()}
-    return archive({**parts})
+    return archive(parts)

@@ -145,6 +145,20 @@ def filled(
     return store
 
 
+def filled_stack(
+    root: Path,
+    chunks: Sequence[Chunk],
+    *stack: TierSpec,
+    identity: KVIdentity = IDENTITY,
+    dtype: str = "bfloat16",
+) -> KVStore:
+    """An open store of these tiers that was asked to keep ``chunks``, in this order."""
+    register(root, chunks, identity=identity)
+    store = open_stack(root, *stack, identity=identity, dtype=dtype)
+    put(store, *chunks)
+    return store
+
+
 def record_of(root: Path, key: str) -> Path:
     (file,) = (root / "kv").glob(f"??/{key}.safetensors")
     return file

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import math
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from blendrag.store.catalogue import Catalogue
 from blendrag.store.contexts import Chunk
 from blendrag.store.identity import KVIdentity
 from blendrag.store.stack import TierSpec
+from waiting import until
 
 CHUNK_TOKENS = 96
 Open = Callable[..., BlendIndex]
@@ -121,10 +121,7 @@ class Bench:
 
     def reset(self) -> None:
         """Empty the prefix cache. Fails if a request keeps its KV, which nothing but time would tell."""
-        deadline = time.monotonic() + 60
-        while not self.engine.reset_prefix_cache():
-            assert time.monotonic() < deadline, "requests that ended still hold KV"
-            time.sleep(0.05)
+        until(self.engine.reset_prefix_cache, said="requests that ended still hold KV")
 
     def preempt_all(self) -> None:
         """What the scheduler does when KV blocks run out: every running request loses its KV and waits."""

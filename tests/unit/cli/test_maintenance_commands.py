@@ -22,7 +22,7 @@ from blendrag.tree.layout import NodeBlocks
 from blendrag.tree.states import StateTree
 from blendrag.tree.store import NodeStore, StoredNode
 from blendrag.tree.tree import Tree
-from stores import IDENTITY, A, B, C, open_stack, record_of, register, release, states
+from stores import IDENTITY, A, B, C, filled_stack, record_of, register, release, states
 
 Blendrag = Callable[..., Result]
 
@@ -31,11 +31,7 @@ Blendrag = Callable[..., Result]
 def index(workdir: Path) -> Path:
     """The index that commands work on if none is named: three chunks, without documents."""
     root = workdir / "blendrag-index"
-    register(root, [A, B, C])
-    store = open_stack(root, TierSpec(kind="disk"))
-    for chunk in (A, B, C):
-        store.put(chunk.key, chunk.token_ids, chunk.kv)
-    store.close()
+    filled_stack(root, [A, B, C], TierSpec(kind="disk")).close()
     return root
 
 
@@ -137,10 +133,7 @@ def test_gc_and_verify_look_where_the_settings_say(
 ) -> None:
     home = TierSpec(kind="disk", path=workdir / "big")
     root = workdir / "blendrag-index"
-    register(root, [A])
-    store = open_stack(root, home)
-    store.put(A.key, A.token_ids, A.kv)
-    store.close()
+    filled_stack(root, [A], home).close()
     monkeypatch.setenv("BLENDRAG_TIERS", json.dumps([home.plain()]))
     assert "1 records are sound" in blendrag("verify").stdout
     release(root)

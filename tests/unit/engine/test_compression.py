@@ -12,13 +12,12 @@ import torch
 from vllm.v1.attention import selector
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
-from blendrag.engine.budget import compression as evicting
 from blendrag.engine.budget.compression import Compression
 from blendrag.engine.budget.head_pages import HeadPages, PageReader
 from blendrag.engine.compat import head_attention
 from blendrag.engine.forward.prompt_forward import LoadedModel
 from blendrag.engine.wire.recipe import BlendOrder, Recipe
-from evictions import HEADS, LAYERS, Request, evict_and_read
+from evictions import HEADS, LAYERS, Request, evict_and_read, note_chosen
 from small_decoder import BLOCKS, small_model
 
 
@@ -54,14 +53,7 @@ def test_what_is_read_after_eviction_is_what_was_kept(
 def test_window_tokens_and_the_last_block_stay(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     size = model.cache.block_size
     compression = Compression.of(model.decoder, model.cache)
-    chosen: list[torch.Tensor] = []
-    kept_tokens = evicting.kept_tokens
-
-    def noted(scores: torch.Tensor, count: int) -> torch.Tensor:
-        chosen.append(kept_tokens(scores, count))
-        return chosen[-1]
-
-    monkeypatch.setattr(evicting, "kept_tokens", noted)
+    chosen = note_chosen(monkeypatch)
     for tokens in (5 * size + 1, 5 * size + 20, 6 * size):
         chosen.clear()
         request = Request(model, "a", tokens, list(range(6)), kv_budget=2 * size)

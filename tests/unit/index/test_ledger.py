@@ -24,14 +24,10 @@ def ledger(tmp_path: Path) -> Ledger:
     return Ledger(tmp_path / "index")
 
 
-def test_document_is_not_ingested_twice(ledger: Ledger) -> None:
+def test_document_is_not_ingested_twice_unless_text_or_settings_have_changed(ledger: Ledger) -> None:
     assert not ledger.unchanged(NOTE, "512/0")
     ledger.record(NOTE, ["k1", "k2"], "512/0")
     assert ledger.unchanged(NOTE, "512/0")
-
-
-def test_changed_text_or_settings_are_not_taken_for_the_old_ones(ledger: Ledger) -> None:
-    ledger.record(NOTE, ["k1"], "512/0")
     assert not ledger.unchanged(Document("Travel is free.", "note"), "512/0")
     assert not ledger.unchanged(NOTE, "256/0")
     assert not ledger.unchanged(Document(NOTE.text, "another"), "512/0")

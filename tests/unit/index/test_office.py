@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import struct
 import sys
 import zipfile
@@ -14,7 +13,7 @@ from blendrag.index import office, sheets
 from blendrag.index.formats import read
 from blendrag.index.office import read_archive
 from blendrag.index.text import Unusable
-from office_files import W, archive, docx, epub, paragraph, png, pptx, renamed, xlsx
+from office_files import W, archive, docx, epub, paragraph, parts_of, png, pptx, renamed, xlsx
 
 
 def test_chapters_of_an_epub_are_in_reading_order() -> None:
@@ -24,9 +23,8 @@ def test_chapters_of_an_epub_are_in_reading_order() -> None:
 
 
 def test_epub_whose_spine_names_pictures_missing_parts_and_chapters_twice_is_read() -> None:
-    with zipfile.ZipFile(io.BytesIO(epub())) as old:
-        parts: dict[str, str | bytes] = {name: old.read(name) for name in old.namelist()}
-        package = old.read("book/b.opf").decode()
+    parts = parts_of(epub())
+    package = parts["book/b.opf"].decode()
     more = "".join(f'<itemref idref="{name}"/>' for name in ("c0", "nowhere", "cover", "lost")) + "</spine>"
     items = (
         '<item id="cover" href="b.png" media-type="image/png"/><item id="lost" href="lost.html"/></manifest>'
@@ -49,10 +47,9 @@ def test_epub_whose_spine_names_pictures_missing_parts_and_chapters_twice_is_rea
 def test_chapter_is_found_that_an_epub_has_under_a_name_written_otherwise(
     href: str, name: str, kind: str
 ) -> None:
-    with zipfile.ZipFile(io.BytesIO(epub("<p>close</p>"))) as old:
-        parts: dict[str, str | bytes] = {part: old.read(part) for part in old.namelist()}
+    parts = parts_of(epub("<p>close</p>"))
     parts[name] = parts.pop("book/text/c 0.xhtml")
-    package = parts["book/b.opf"].decode()  # type: ignore[union-attr]
+    package = parts["book/b.opf"].decode()
     package = package.replace("text/c%200.xhtml", href).replace("application/xhtml+xml", kind)
     parts["book/b.opf"] = f'<?xml version="1.0" encoding="iso-8859-1"?>{package}'.encode("iso-8859-1")
     assert read_archive(archive(parts)).text == "close"
@@ -60,8 +57,7 @@ def test_chapter_is_found_that_an_epub_has_under_a_name_written_otherwise(
 
 @pytest.mark.parametrize("chapter", [True, False])
 def test_epub_whose_chapters_are_encrypted_is_refused_other_than_one_whose_fonts_are(chapter: bool) -> None:
-    with zipfile.ZipFile(io.BytesIO(epub())) as old:
-        parts: dict[str, str | bytes] = {name: old.read(name) for name in old.namelist()}
+    parts = parts_of(epub())
     locked = "book/text/c%200.xhtml" if chapter else "book/a.ttf"
     parts["META-INF/encryption.xml"] = (
         '<encryption xmlns="urn:oasis:names:tc:opendocument:xmlns:container"><e:EncryptedData '
@@ -166,9 +162,8 @@ def test_document_nested_100000_deep_is_read_or_refused(tag: str) -> None:
 
 
 def test_external_entity_is_not_read() -> None:
-    with zipfile.ZipFile(io.BytesIO(epub("<p>x</p>"))) as old:
-        parts: dict[str, str | bytes] = {name: old.read(name) for name in old.namelist()}
-        package = old.read("book/b.opf").decode().replace("Cranes", "&e;")
+    parts = parts_of(epub("<p>x</p>"))
+    package = parts["book/b.opf"].decode().replace("Cranes", "&e;")
     parts["book/b.opf"] = f'<!DOCTYPE x [<!ENTITY e SYSTEM "file:///etc/passwd">]>{package}'
     with suppress(Unusable):
         assert "root:" not in str(read(read_archive, archive(parts)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import zipfile
 from datetime import timedelta
 from typing import Any
 
@@ -11,9 +10,7 @@ import pytest
 
 from blendrag.index.numbers import written
 from blendrag.index.office import read_archive
-from office_files import M, archive, png, renamed, xlsx
-
-DRAWN = "{http://schemas.openxmlformats.org/drawingml/2006/main}"
+from office_files import DRAWN, M, archive, parts_of, png, renamed, saved, xlsx
 
 
 def workbook(drawing: str) -> bytes:
@@ -22,16 +19,11 @@ def workbook(drawing: str) -> bytes:
     from openpyxl.drawing.image import Image
 
     book = Workbook()
-    sheet: object = book.active
-    sheet.append([None, "form"])  # type: ignore[attr-defined]
-    sheet["B1"].hyperlink = "https://example.com/b7.pdf?a=1&b=2"  # type: ignore[index]
-    sheet.add_image(Image(io.BytesIO(png())))  # type: ignore[attr-defined]
-    file = io.BytesIO()
-    book.save(file)
-    with zipfile.ZipFile(file) as old:
-        parts: dict[str, str | bytes] = {name: old.read(name) for name in old.namelist()}
-    parts["xl/drawings/drawing1.xml"] = drawing
-    return archive(parts)
+    sheet: Any = book.active
+    sheet.append([None, "form"])
+    sheet["B1"].hyperlink = "https://example.com/b7.pdf?a=1&b=2"
+    sheet.add_image(Image(io.BytesIO(png())))
+    return archive(parts_of(saved(book)) | {"xl/drawings/drawing1.xml": drawing})
 
 
 CELLS = "# Sheet\n\n| [form](https://example.com/b7.pdf?a=1&b=2) |\n| --- |"
@@ -136,11 +128,10 @@ def test_workbook_without_the_styles_that_its_cells_name_keeps_their_numbers(los
     book = Workbook()
     cell: Any = book.active["A1"]
     cell.value, cell.number_format = 40, "0.0 t"
-    file = io.BytesIO()
-    book.save(file)
+    file = saved(book)
     names = ((lost, b""),) if lost else ((b's="1"', b's="99"'),)
-    broken = renamed(file.getvalue(), *names)
-    assert broken != renamed(file.getvalue())
+    broken = renamed(file, *names)
+    assert broken != renamed(file)
     assert read_archive(broken).text == "# Sheet\n\n| 40 |\n| --- |"
 
 
@@ -168,13 +159,8 @@ def test_letters_in_place_of_a_link_take_no_time() -> None:
     """To part them at each letter, and look on from there, took hours."""
     from openpyxl import Workbook
 
-    file = io.BytesIO()
-    Workbook().save(file)
-    with zipfile.ZipFile(file) as old:
-        parts: dict[str, str | bytes] = {name: old.read(name) for name in old.namelist()}
-    sheet = parts["xl/worksheets/sheet1.xml"]
-    assert isinstance(sheet, bytes)
-    parts["xl/worksheets/sheet1.xml"] = sheet + b"<!--<hyperlink " + b"a" * 400_000 + b">-->"
+    parts = parts_of(saved(Workbook()))
+    parts["xl/worksheets/sheet1.xml"] += b"<!--<hyperlink " + b"a" * 400_000 + b">-->"
     assert read_archive(archive(parts)).text.strip() == "# Sheet"
 
 
@@ -196,7 +182,5 @@ def test_sheet_whose_cells_lie_on_a_diagonal_stays_small() -> None:
     book = Workbook()
     for place in range(1, 1_001):
         book.active.cell(place, place, f"v{place}.")  # type: ignore[union-attr]
-    file = io.BytesIO()
-    book.save(file)
-    text = read_archive(file.getvalue()).text
+    text = read_archive(saved(book)).text
     assert all(f"v{place}." in text for place in range(1, 1_001)) and len(text) < 20_000

@@ -2,33 +2,44 @@
 
 from __future__ import annotations
 
-import io
 import re
-import zipfile
 from typing import Any
 
 import pytest
 
 from blendrag.index import slides
 from blendrag.index.office import read_archive
-from office_files import FORMS, MATH, archive, pptx, renamed
-
-DRAWN = "{http://schemas.openxmlformats.org/drawingml/2006/main}"
+from office_files import DRAWN, FORMS, MATH, archive, parts_of, pptx, renamed, saved
 
 
-def test_presentation_keeps_shapes_of_several_forms_formulas_and_links() -> None:
+def one_slide(layout: int = 6) -> tuple[Any, Any]:
+    """A presentation and its only slide, which is empty unless a layout is named."""
     from pptx import Presentation
 
     presentation = Presentation()
-    slide = presentation.slides.add_slide(presentation.slide_layouts[6])
+    return presentation, presentation.slides.add_slide(presentation.slide_layouts[layout])
+
+
+def number(line: Any, **kind: str) -> None:
+    properties = line._p.get_or_add_pPr()
+    properties.append(properties.makeelement(f"{DRAWN}buAutoNum", {"type": "arabicPeriod", **kind}))
+
+
+def add_raised(frame: Any, *texts: str, raised: int) -> None:
+    """A paragraph of these runs, one of which is an exponent or the sign of a note."""
+    line = frame.add_paragraph()
+    for text in texts:
+        line.add_run().text = text
+    line.runs[raised].font._rPr.set("baseline", "30000")
+
+
+def test_presentation_keeps_shapes_of_several_forms_formulas_and_links() -> None:
+    presentation, slide = one_slide()
     box = slide.shapes.add_textbox(0, 0, 9, 9)
     link = box.text_frame.paragraphs[0].add_run()
     link.text, link.hyperlink.address = "form", "https://example.com/b7.pdf"
-    file = io.BytesIO()
-    presentation.save(file)
-    with zipfile.ZipFile(file) as old:
-        parts: dict[str, str | bytes] = {name: old.read(name) for name in old.namelist()}
-    shape = parts["ppt/slides/slide1.xml"].decode()  # type: ignore[union-attr]
+    parts = parts_of(saved(presentation))
+    shape = parts["ppt/slides/slide1.xml"].decode()
     begin, end = shape.index("<p:sp>"), shape.index("</p:sp>") + len("</p:sp>")
     math = f'<a14:m xmlns:a14="http://schemas.microsoft.com/office/drawing/2010/main">{MATH}</a14:m>'
     shown = shape[begin:end].replace("</a:r>", f"</a:r>{math}", 1)
@@ -49,63 +60,38 @@ def test_presentation_keeps_slides_tables_pictures_groups_and_notes() -> None:
 
 
 def test_presentation_keeps_numbers_exponents_and_what_is_said_of_shapes() -> None:
-    from pptx import Presentation
-
-    presentation = Presentation()
-    slide = presentation.slides.add_slide(presentation.slide_layouts[1])
+    presentation, slide = one_slide(layout=1)
     frame = slide.placeholders[1].text_frame
     frame.text = "close\ndrain\nlower\nopen\nplain\nanew"
     kinds = ("arabicPeriod", "arabicPeriod", "alphaLcParenR", "arabicPeriod", "", "romanUcPeriod")
     for line, kind in zip(frame.paragraphs, kinds, strict=True):
         line.level = int(line.text == "lower")
         if kind:
-            properties = line._p.get_or_add_pPr()
-            properties.append(properties.makeelement(f"{DRAWN}buAutoNum", {"type": kind}))
-    raised = frame.add_paragraph()
-    for text in ("10", "2"):
-        raised.add_run().text = text
-    raised.runs[1].font._rPr.set("baseline", "30000")
+            number(line, type=kind)
+    add_raised(frame, "10", "2", raised=1)
     arrow = slide.shapes.add_shape(1, 0, 0, 9, 9)
     arrow._element.xpath(".//p:cNvPr")[0].set("descr", "from A to B")
-    file = io.BytesIO()
-    presentation.save(file)
-    assert read_archive(file.getvalue()).text == (
+    assert read_archive(saved(presentation)).text == (
         "1. close\n2. drain\na) lower\n3. open\nplain\nI. anew\n10^2\n\n![from A to B](<>)"
     )
 
 
-def saved(presentation: Any) -> dict[str, str | bytes]:
-    file = io.BytesIO()
-    presentation.save(file)
-    with zipfile.ZipFile(file) as made:
-        return {name: made.read(name) for name in made.namelist()}
-
-
 def test_notes_of_a_slide_keep_numbers_links_and_exponents() -> None:
-    from pptx import Presentation
-
-    presentation = Presentation()
-    frame = presentation.slides.add_slide(presentation.slide_layouts[6]).notes_slide.notes_text_frame
+    presentation, slide = one_slide()
+    frame = slide.notes_slide.notes_text_frame
     frame.text = "close\ndrain"
     for line in frame.paragraphs:
-        properties = line._p.get_or_add_pPr()
-        properties.append(properties.makeelement(f"{DRAWN}buAutoNum", {"type": "arabicPeriod"}))
+        number(line)
     link = frame.add_paragraph().add_run()
     link.text, link.hyperlink.address = "form", "https://example.com/b7.pdf"
-    raised = frame.add_paragraph()
-    for text in ("10", "2"):
-        raised.add_run().text = text
-    raised.runs[1].font._rPr.set("baseline", "30000")
+    add_raised(frame, "10", "2", raised=1)
     text = "1. close\n2. drain\n[form](https://example.com/b7.pdf)\n10^2"
-    assert read_archive(archive(saved(presentation))).text == text
+    assert read_archive(saved(presentation)).text == text
 
 
 def test_presentation_keeps_where_whole_shapes_lead_and_signs_of_fonts() -> None:
-    from pptx import Presentation
-
-    presentation = Presentation()
-    shapes = presentation.slides.add_slide(presentation.slide_layouts[6]).shapes
-    button, other = (shapes.add_shape(1, 0, 0, 9, 9) for _ in range(2))
+    presentation, slide = one_slide()
+    button, other = (slide.shapes.add_shape(1, 0, 0, 9, 9) for _ in range(2))
     button.text_frame.text = "A \uf0e0 B"
     font = button.text_frame.paragraphs[0].runs[0]._r.get_or_add_rPr()
     font.append(font.makeelement(f"{DRAWN}sym", {"typeface": "Wingdings"}))
@@ -113,7 +99,7 @@ def test_presentation_keeps_where_whole_shapes_lead_and_signs_of_fonts() -> None
     other.text_frame.text = "next"
     other.click_action.target_slide = presentation.slides[0]
     text = "A 🡪 B\n\n<https://example.com/b7.pdf>\n\nnext"
-    assert read_archive(archive(saved(presentation))).text == text
+    assert read_archive(saved(presentation)).text == text
 
 
 @pytest.mark.parametrize(
@@ -129,49 +115,41 @@ def test_presentation_keeps_where_whole_shapes_lead_and_signs_of_fonts() -> None
     ],
 )
 def test_presentation_keeps_comments(part: str, text: str) -> None:
-    from pptx import Presentation
-
-    presentation = Presentation()
-    presentation.slides.add_slide(presentation.slide_layouts[6]).shapes.add_textbox(
-        0, 0, 9, 9
-    ).text_frame.text = "lift"
-    parts = saved(presentation) | {"ppt/comments/comment1.xml": part}
+    presentation, slide = one_slide()
+    slide.shapes.add_textbox(0, 0, 9, 9).text_frame.text = "lift"
+    parts = parts_of(saved(presentation)) | {"ppt/comments/comment1.xml": part}
     name = "ppt/slides/_rels/slide1.xml.rels"
     related = "http://schemas.openxmlformats.org/officeDocument/2006/relationships/comments"
     link = f'<Relationship Id="rId99" Type="{related}" Target="../comments/comment1.xml"/></Relationships>'
-    parts[name] = parts[name].decode().replace("</Relationships>", link)  # type: ignore[union-attr]
+    parts[name] = parts[name].decode().replace("</Relationships>", link)
     assert read_archive(archive(parts)).text == f"lift\n\n{text}".strip()
 
 
 def test_chart_keeps_titles_of_axes_labels_dates_and_signs_of_numbers() -> None:
     from datetime import date
 
-    from pptx import Presentation
     from pptx.chart.data import CategoryChartData
     from pptx.enum.chart import XL_CHART_TYPE
 
-    presentation = Presentation()
-    shapes = presentation.slides.add_slide(presentation.slide_layouts[6]).shapes
+    presentation, slide = one_slide()
     loads = CategoryChartData(number_format="0%")
     loads.categories = [date(2026, 1, 31), date(2026, 2, 28)]
     loads.add_series("North", (0.5, 0.25))
-    chart = shapes.add_chart(XL_CHART_TYPE.LINE, 0, 0, 9, 9, loads).chart
+    chart = slide.shapes.add_chart(XL_CHART_TYPE.LINE, 0, 0, 9, 9, loads).chart
     chart.chart_title.text_frame.text = "Loads"
     chart.value_axis.axis_title.text_frame.text = "of 40 t"
     chart.plots[0].series[0].points[1].data_label.text_frame.text = "repaired"
-    assert read_archive(archive(saved(presentation))).text == (
+    assert read_archive(saved(presentation)).text == (
         "Loads\n\nrepaired\n\nof 40 t\n\n"
         "|  | North |\n| --- | --- |\n| 2026-01-31 | 50% |\n| 2026-02-28 | 25% |"
     )
 
 
 def test_presentation_keeps_what_charts_and_diagrams_show() -> None:
-    from pptx import Presentation
     from pptx.chart.data import CategoryChartData, XyChartData
     from pptx.enum.chart import XL_CHART_TYPE
 
-    presentation = Presentation()
-    slide = presentation.slides.add_slide(presentation.slide_layouts[6])
+    presentation, slide = one_slide()
     loads, places = CategoryChartData(), XyChartData()
     year = loads.add_category("2026")
     for quarter in ("Q1", "Q2"):
@@ -182,9 +160,8 @@ def test_presentation_keeps_what_charts_and_diagrams_show() -> None:
     kinds = ((XL_CHART_TYPE.COLUMN_CLUSTERED, loads), (XL_CHART_TYPE.XY_SCATTER, places))
     first, *_ = (slide.shapes.add_chart(kind, 0, 0, 9, 9, data) for kind, data in kinds)
     first.chart.chart_title.text_frame.text = "Loads"
-    file = io.BytesIO()
-    presentation.save(file)
-    assert read_archive(file.getvalue()).text == (
+    file = saved(presentation)
+    assert read_archive(file).text == (
         "Loads\n\n|  | North | South |\n| --- | --- | --- |\n| 2026 Q1 | 1.5 | 3 |\n| Q2 | 2 |  |"
         "\n\n|  | crane |\n| --- | --- |\n| 0.5 | 40 |"
     )
@@ -198,12 +175,11 @@ def test_presentation_keeps_what_charts_and_diagrams_show() -> None:
     )
     spaces = f'xmlns:a="{DRAWN[1:-1]}" xmlns:d="http://schemas.openxmlformats.org/drawingml/2006/diagram"'
     model = f"<d:dataModel {spaces}><d:ptLst>{points}</d:ptLst><d:cxnLst>{lines}</d:cxnLst></d:dataModel>"
-    with zipfile.ZipFile(file) as old:
-        parts: dict[str, str | bytes] = {name: old.read(name) for name in old.namelist()}
+    parts = parts_of(file)
     charts = [name for name in parts if name.startswith("ppt/charts/chart")]
     parts[charts[0]] = model
     name = "ppt/slides/slide1.xml"
-    shown = parts[name].decode().replace('/chart">', '/diagram">', 1)  # type: ignore[union-attr]
+    shown = parts[name].decode().replace('/chart">', '/diagram">', 1)
     parts[name] = re.sub("<c:chart (.*?)r:id=", r"<c:relIds \1r:dm=", shown, count=1)
     assert read_archive(archive(parts)).text.startswith("close\nvalve\ndrain\n\n")
     unlike_charts = renamed(archive(parts), (b"drawingml.chart+", b"drawingml.other+"))
@@ -222,30 +198,21 @@ def test_chart_of_many_series_that_share_no_place_stays_small() -> None:
 
 
 def test_numbers_of_a_slides_list_begin_anew_with_another_kind_or_first_number() -> None:
-    from pptx import Presentation
-
-    presentation = Presentation()
-    frame = presentation.slides.add_slide(presentation.slide_layouts[1]).placeholders[1].text_frame
+    presentation, slide = one_slide(layout=1)
+    frame = slide.placeholders[1].text_frame
     frame.text = "one\ntwo\nother\nfar\nfurther\nodd"
     kinds = [{}, {}, {"type": "alphaLcParenR"}, {"startAt": "7"}, {"startAt": "7"}, {"startAt": "x"}]
     for line, kind in zip(frame.paragraphs, kinds, strict=True):
-        properties = line._p.get_or_add_pPr()
-        properties.append(properties.makeelement(f"{DRAWN}buAutoNum", {"type": "arabicPeriod", **kind}))
-    note = frame.add_paragraph()
-    for text in ("1", " Source"):
-        note.add_run().text = text
-    note.runs[0].font._rPr.set("baseline", "30000")
-    file = io.BytesIO()
-    presentation.save(file)
+        number(line, **kind)
+    add_raised(frame, "1", " Source", raised=0)
     lines = "1. one\n2. two\na) other\n7. far\n8. further\n1. odd\n1 Source"
-    assert read_archive(file.getvalue()).text == lines
+    assert read_archive(saved(presentation)).text == lines
 
 
 @pytest.mark.parametrize("kind", ["slideshow", "template", "presentation"])
 def test_presentation_with_macros_is_read_as_one_without(kind: str) -> None:
     plain = b"application/vnd.openxmlformats-officedocument.presentationml.presentation.main+xml"
-    with zipfile.ZipFile(io.BytesIO(pptx())) as made:
-        parts: dict[str, str | bytes] = {name: made.read(name) for name in made.namelist()}
+    parts = parts_of(pptx())
     named = f"application/vnd.ms-powerpoint.{kind}.macroEnabled.main+xml".encode()
     parts["[Content_Types].xml"] = parts["[Content_Types].xml"].replace(plain, named)
     assert read_archive(archive(parts)) == read_archive(pptx())

@@ -18,7 +18,7 @@ from blendrag.store.kv_store import KVStore
 from blendrag.store.record import NO_DRAFTS, DraftLayers
 from blendrag.store.tiers import Opened, TierSpec
 from device import DEVICE
-from stores import Chunk, make_chunk, open_stack, put, register, wanted
+from stores import Chunk, filled_stack, make_chunk, wanted
 
 DEEP = KVIdentity("deep", "weights-1", "bfloat16", num_layers=12, num_kv_heads=2, head_size=8)
 TOKENS = (5, 40, 9)
@@ -35,11 +35,8 @@ class Bench:
         self.root = root
         kind = getattr(torch, dtype)
         self.chunks = [make_chunk(n, tokens, kind, identity, drafts) for n, tokens in enumerate(TOKENS)]
-        register(root, self.chunks, identity=identity)
         stack = (TierSpec(kind="ram", bytes=ram), TierSpec(kind="disk"))
-        self.store: KVStore = open_stack(root, *stack, identity=identity, dtype=dtype)
-        for chunk in self.chunks:
-            put(self.store, chunk)
+        self.store: KVStore = filled_stack(root, self.chunks, *stack, identity=identity, dtype=dtype)
         self._loader = LayerLoader(in_flight=4)
         self.trace = Trace()
         self._opened: list[Opened] = []

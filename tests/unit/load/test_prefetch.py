@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import pytest
 from blendrag.load.prefetch import Prefetcher
 from blendrag.store.kv_store import KVStore
 from stores import A, B, C, D, filled, holds, open_store, record_of, wanted
+from waiting import until
 
 
 @pytest.fixture
@@ -42,13 +43,6 @@ class Gate:
 
     def wait_for(self, key: str) -> None:
         until(lambda: self.begun[-1:] == [key])
-
-
-def until(true: Callable[[], bool]) -> None:
-    ends = time.monotonic() + 30
-    while not true():
-        assert time.monotonic() < ends
-        time.sleep(0.001)
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from urllib.parse import parse_qs, urlsplit
 
 import httpx2
@@ -18,14 +17,7 @@ from blendrag.remote.collection import _NAME, _as_path
 from blendrag.serving import owners
 from blendrag.serving.collection import NO_COLLECTION
 from noted import Noted
-from scripted_server import Reply, Script, error, scripted
-
-
-@pytest.fixture
-def server() -> Iterator[Script]:
-    with scripted() as script:
-        yield script
-
+from scripted_server import Reply, Script, error
 
 BEGUN = {"doing": "x", "done": 0, "total": 1}
 

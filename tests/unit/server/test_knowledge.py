@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +24,8 @@ from blendrag.serving.library import Library
 from blendrag.settings import Settings
 from engineless import bearer, keys_of
 
+pytestmark = pytest.mark.timeout(60)
+
 SETTINGS = Settings.load(max_model_len=512)
 PATH = "/v1/kb/collections/cities"
 JSON = {"content-type": "application/json"}
@@ -37,22 +39,20 @@ def blending(tmp_path: Path, model_dir: Path) -> Iterator[Blending]:
     library.close()
 
 
-def asked(
-    blending: Blending, talk: Callable[[httpx.AsyncClient], Awaitable[None]], keys: Keys | None = None
-) -> None:
+def client_of(blending: Blending, keys: Keys | None = None) -> httpx.AsyncClient:
     app = FastAPI()
     init_exception_handler(app)
     app.state.args = SimpleNamespace(log_error_stack=False)
     app.include_router(knowledge.router)
     app.add_middleware(Gate, keys=keys, limits=Limits(body_mib=4, text_mib=1), requests=Requests())
     app.state.blendrag = {"": blending}
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server")
 
-    async def run() -> None:
-        transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
-            await talk(client)
 
-    asyncio.run(asyncio.wait_for(run(), 60))
+@pytest.fixture
+async def client(blending: Blending) -> AsyncIterator[httpx.AsyncClient]:
+    async with client_of(blending) as made:
+        yield made
 
 
 def keep(blending: Blending, *ids: str) -> None:
@@ -61,26 +61,22 @@ def keep(blending: Blending, *ids: str) -> None:
     blending.library.texts.register(*collection._owned({id: [f"Of {id}."] for id in ids}, None))
 
 
-def test_misspelt_parameter_removes_nothing(blending: Blending) -> None:
+async def test_misspelt_parameter_removes_nothing(blending: Blending, client: httpx.AsyncClient) -> None:
     keep(blending, "a", "b")
-
-    async def talk(client: httpx.AsyncClient) -> None:
-        answer = await client.delete(PATH, params={"ids": "a"})
+    answer = await client.delete(PATH, params={"ids": "a"})
+    assert answer.status_code == 400
+    assert "did you mean id?" in answer.text
+    assert (await client.get(PATH)).json() == {"ids": ["a", "b"]}
+    assert (await client.delete(PATH, params={"id": "a"})).json() == {"removed": 1}
+    answer = await client.get("/v1/kb/stats", params={"namspace": "acme"})
+    assert answer.status_code == 400
+    assert "did you mean namespace?" in answer.text
+    told = await client.put(PATH, params={"sync": "true"}, json={"documents": {"c": "Of c."}})
+    found = await client.get(PATH, params={"ids": "a"})
+    for answer in (told, found):
         assert answer.status_code == 400
-        assert "did you mean id?" in answer.text
-        assert (await client.get(PATH)).json() == {"ids": ["a", "b"]}
-        assert (await client.delete(PATH, params={"id": "a"})).json() == {"removed": 1}
-        answer = await client.get("/v1/kb/stats", params={"namspace": "acme"})
-        assert answer.status_code == 400
-        assert "did you mean namespace?" in answer.text
-        told = await client.put(PATH, params={"sync": "true"}, json={"documents": {"c": "Of c."}})
-        found = await client.get(PATH, params={"ids": "a"})
-        for answer in (told, found):
-            assert answer.status_code == 400
-            assert "unknown parameter" in answer.text
-        assert (await client.get(PATH)).json() == {"ids": ["b"]}
-
-    asked(blending, talk)
+        assert "unknown parameter" in answer.text
+    assert (await client.get(PATH)).json() == {"ids": ["b"]}
 
 
 @pytest.mark.parametrize(
@@ -96,88 +92,70 @@ def test_misspelt_parameter_removes_nothing(blending: Blending) -> None:
         ("POST", "/v1/kb/prefetch", {"text": ["Of a."]}, "texts: Field required, unknown field 'text'; did"),
     ],
 )
-def test_mistake_in_a_request_is_told_in_one_line(
-    blending: Blending, method: str, path: str, body: Any, said: str
+async def test_mistake_in_a_request_is_told_in_one_line(
+    client: httpx.AsyncClient, method: str, path: str, body: Any, said: str
 ) -> None:
-    async def talk(client: httpx.AsyncClient) -> None:
-        content = body if isinstance(body, str) else json.dumps(body)
-        answer = await client.request(method, path, content=content, headers=JSON)
-        message = answer.json()["error"]["message"]
-        assert answer.status_code == 400
-        assert said in message and "\n" not in message and len(message) < 300
-
-    asked(blending, talk)
+    content = body if isinstance(body, str) else json.dumps(body)
+    answer = await client.request(method, path, content=content, headers=JSON)
+    message = answer.json()["error"]["message"]
+    assert answer.status_code == 400
+    assert said in message and "\n" not in message and len(message) < 300
 
 
-def test_key_sees_the_names_of_its_own_documents_only(blending: Blending) -> None:
+async def test_key_sees_the_names_of_its_own_documents_only(blending: Blending) -> None:
     keep(blending, "a", "b")
     rights = {"asks": "ask", "ingests": "ask,ingest", "watches": "admin", "runs": "admin,ingest"}
     keys = {
         name: Key("other" if name == "runs" else "", frozenset(given.split(",")))
         for name, given in rights.items()
     }
-
-    async def talk(client: httpx.AsyncClient) -> None:
+    async with client_of(blending, keys_of(keys)) as client:
         for name in rights:
-            found = await client.get(
-                "/v1/kb/stats",
-                params={"namespace": ""} if name == "runs" else {},
-                headers=bearer(name),
-            )
+            params = {"namespace": ""} if name == "runs" else {}
+            found = await client.get("/v1/kb/stats", params=params, headers=bearer(name))
             assert found.json()["chunks"]["chunks"] == 2
             assert ("cities" in found.text) == (name == "ingests")
 
-    asked(blending, talk, keys_of(keys))
 
-
-def test_text_that_is_too_long_to_be_tokenised_at_once_is_refused(blending: Blending) -> None:
+async def test_text_that_is_too_long_to_be_tokenised_at_once_is_refused(client: httpx.AsyncClient) -> None:
     long = "It has many streets. " * 60_000  # more than the mebibyte below
-
-    async def talk(client: httpx.AsyncClient) -> None:
-        for method, path, body in (
-            ("POST", "/v1/kb/tokens", {"texts": [long]}),
-            ("POST", "/v1/kb/split", {"texts": [long]}),
-            ("PUT", PATH, {"documents": {"a": long}}),
-            ("PUT", PATH, {"documents": {"a": ["short", long]}}),
-        ):
-            answer = await client.request(method, path, json=body)
-            assert answer.status_code == 413, path
-            assert "--max-text-mib" in answer.text
-        assert (await client.get(PATH)).status_code == 404
-
-    asked(blending, talk)
+    for method, path, body in (
+        ("POST", "/v1/kb/tokens", {"texts": [long]}),
+        ("POST", "/v1/kb/split", {"texts": [long]}),
+        ("PUT", PATH, {"documents": {"a": long}}),
+        ("PUT", PATH, {"documents": {"a": ["short", long]}}),
+    ):
+        answer = await client.request(method, path, json=body)
+        assert answer.status_code == 413, path
+        assert "--max-text-mib" in answer.text
+    assert (await client.get(PATH)).status_code == 404
 
 
-def test_documents_that_wait_when_the_server_ends_are_not_begun(blending: Blending) -> None:
+async def test_documents_that_wait_when_the_server_ends_are_not_begun(
+    blending: Blending, client: httpx.AsyncClient
+) -> None:
     go = threading.Event()
-
-    async def talk(client: httpx.AsyncClient) -> None:
-        blending.ingest(lambda: go.wait(50) and None)
-        waiting = asyncio.create_task(client.put(PATH, json={"documents": {"a": "Of a."}}))
-        await asyncio.sleep(0.2)
-        blending.end()
-        go.set()
-        assert (await waiting).status_code == 503
-        assert (await client.get(PATH)).status_code == 404
-
-    asked(blending, talk)
+    blending.ingest(lambda: go.wait(50) and None)
+    waiting = asyncio.create_task(client.put(PATH, json={"documents": {"a": "Of a."}}))
+    await asyncio.sleep(0.2)
+    blending.end()
+    go.set()
+    assert (await waiting).status_code == 503
+    assert (await client.get(PATH)).status_code == 404
 
 
 HALF = "a\ud800b"  # of a surrogate pair
 
 
 @pytest.mark.parametrize("path", ["tokens", "split", "prefetch"])
-def test_text_that_cannot_be_encoded_is_read_as_replaced(blending: Blending, path: str) -> None:
-    async def talk(client: httpx.AsyncClient) -> None:
-        async def answer(text: str) -> httpx.Response:
-            body, headers = json.dumps({"texts": [text]}), {"content-type": "application/json"}
-            return await client.post(f"/v1/kb/{path}", content=body, headers=headers)
+async def test_text_that_cannot_be_encoded_is_read_as_replaced(client: httpx.AsyncClient, path: str) -> None:
+    async def answer(text: str) -> httpx.Response:
+        content = json.dumps({"texts": [text]})
+        return await client.post(f"/v1/kb/{path}", content=content, headers=JSON)
 
-        halved, replaced = await answer(HALF), await answer("a\ufffdb")
-        assert halved.status_code == 200
-        assert halved.json() == replaced.json()
-
-    asked(blending, talk)
+    halved, replaced = await answer(HALF), await answer("a\ufffdb")
+    assert halved.status_code == 200
+    assert halved.json() == replaced.json()
 
 
 def test_document_that_cannot_be_encoded_is_kept_as_replaced(blending: Blending) -> None:
@@ -190,36 +168,34 @@ def test_document_that_cannot_be_encoded_is_kept_as_replaced(blending: Blending)
     assert not collection.ids()
 
 
-def test_changes_that_wait_leave_other_routes_answering(blending: Blending) -> None:
+async def test_changes_that_wait_leave_other_routes_answering(
+    blending: Blending, client: httpx.AsyncClient
+) -> None:
     keep(blending, *map(str, range(40)))
+    go, taken = threading.Event(), threading.Event()
 
-    async def talk(client: httpx.AsyncClient) -> None:
-        go, taken = threading.Event(), threading.Event()
+    def hold() -> None:
+        with blending.library.texts.changing.mine():
+            taken.set()
+            go.wait(50)
 
-        def hold() -> None:
-            with blending.library.texts.changing.mine():
-                taken.set()
-                go.wait(50)
-
-        holder = threading.Thread(target=hold)
-        holder.start()
-        taken.wait(10)
-        try:
-            changes = [asyncio.create_task(client.delete(PATH, params={"id": str(n)})) for n in range(40)]
-            await asyncio.sleep(0.1)
-            for path in ("/v1/kb/stats", PATH):
-                assert (await asyncio.wait_for(client.get(path), 20)).status_code == 200
-            await asyncio.wait_for(asyncio.to_thread(int), 10)
-        finally:
-            go.set()
-        assert {(await change).status_code for change in changes} == {200}
-        holder.join()
-
-    asked(blending, talk)
+    holder = threading.Thread(target=hold)
+    holder.start()
+    taken.wait(10)
+    try:
+        changes = [asyncio.create_task(client.delete(PATH, params={"id": str(n)})) for n in range(40)]
+        await asyncio.sleep(0.1)
+        for path in ("/v1/kb/stats", PATH):
+            assert (await asyncio.wait_for(client.get(path), 20)).status_code == 200
+        await asyncio.wait_for(asyncio.to_thread(int), 10)
+    finally:
+        go.set()
+    assert {(await change).status_code for change in changes} == {200}
+    holder.join()
 
 
-def test_stats_do_not_wait_where_prompts_are_planned(
-    blending: Blending, monkeypatch: pytest.MonkeyPatch
+async def test_stats_do_not_wait_where_prompts_are_planned(
+    blending: Blending, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go = threading.Event()
 
@@ -228,64 +204,51 @@ def test_stats_do_not_wait_where_prompts_are_planned(
         raise EngineError("it ended")
 
     monkeypatch.setattr(blending.library, "stats", stats)
-
-    async def talk(client: httpx.AsyncClient) -> None:
-        waiting = [asyncio.create_task(client.get("/v1/kb/stats")) for _ in range(4)]
-        await asyncio.sleep(0.1)
-        try:
-            assert await asyncio.wait_for(blending.run(int), 10) == 0
-        finally:
-            go.set()
-        for answer in [await one for one in waiting]:
-            assert answer.status_code == 500
-            assert "it ended" in answer.text
-
-    asked(blending, talk)
+    waiting = [asyncio.create_task(client.get("/v1/kb/stats")) for _ in range(4)]
+    await asyncio.sleep(0.1)
+    try:
+        assert await asyncio.wait_for(blending.run(int), 10) == 0
+    finally:
+        go.set()
+    for answer in [await one for one in waiting]:
+        assert answer.status_code == 500
+        assert "it ended" in answer.text
 
 
-def test_long_texts_do_not_hold_up_the_end_of_the_server(
-    blending: Blending, monkeypatch: pytest.MonkeyPatch
+async def test_long_texts_do_not_hold_up_the_end_of_the_server(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """vLLM ends its engine in a thread of the loop's own."""
     go = threading.Event()
     monkeypatch.setattr(knowledge, "encode_document", lambda *_: go.wait(50) and [])
-
-    async def talk(client: httpx.AsyncClient) -> None:
-        body = {"texts": ["long"]}
-        waiting = [asyncio.create_task(client.post("/v1/kb/tokens", json=body)) for _ in range(40)]
-        await asyncio.sleep(0.1)
-        try:
-            await asyncio.wait_for(asyncio.to_thread(int), 10)
-        finally:
-            go.set()
-        assert {(await one).status_code for one in waiting} == {200}
-
-    asked(blending, talk)
+    body = {"texts": ["long"]}
+    waiting = [asyncio.create_task(client.post("/v1/kb/tokens", json=body)) for _ in range(40)]
+    await asyncio.sleep(0.1)
+    try:
+        await asyncio.wait_for(asyncio.to_thread(int), 10)
+    finally:
+        go.set()
+    assert {(await one).status_code for one in waiting} == {200}
 
 
-def test_ingest_that_waits_says_so(blending: Blending, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ingest_that_waits_says_so(blending: Blending, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(knowledge, "_SILENCE_S", 0.01)
-    go, begun = threading.Event(), threading.Event()
+    first, go = threading.Event(), threading.Event()
 
-    async def talk() -> None:
-        def work(progress: Any) -> Any:
-            begun.set()
-            progress.total(3)
-            progress.note("prefill")
-            go.wait(50)
-            raise EngineError("it ended")
+    def work(progress: Any) -> Any:
+        progress.total(3)
+        progress.note("prefill")
+        go.wait(50)
+        raise EngineError("it ended")
 
-        first = threading.Event()
-        blending.ingest(lambda: first.wait(50) and None)
-        answer: Any = await knowledge._told(blending, work)
-        said: list[dict[str, Any]] = []
-        async for chunk in answer.body_iterator:
-            said.append(json.loads(chunk))
-            if len(said) == 3:
-                first.set()
-            if len(said) > 3 and said[-1] == said[-2] and said[-1].get("doing") == "prefill":
-                go.set()
-        assert said[:3] == [{"doing": "waiting", "done": 0, "total": 0}] * 3
-        assert said[-1] == {"error": "it ended", "status": 500}
-
-    asyncio.run(asyncio.wait_for(talk(), 60))
+    blending.ingest(lambda: first.wait(50) and None)
+    answer: Any = await knowledge._told(blending, work)
+    said: list[dict[str, Any]] = []
+    async for chunk in answer.body_iterator:
+        said.append(json.loads(chunk))
+        if len(said) == 3:
+            first.set()
+        if len(said) > 3 and said[-1] == said[-2] and said[-1].get("doing") == "prefill":
+            go.set()
+    assert said[:3] == [{"doing": "waiting", "done": 0, "total": 0}] * 3
+    assert said[-1] == {"error": "it ended", "status": 500}

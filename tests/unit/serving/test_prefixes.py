@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -35,6 +35,7 @@ from blendrag.tree.store import NodeStore, StoredNode
 from blendrag.tree.tree import Tree
 from stored_trees import tree_tiers
 from stores import IDENTITY, A, B, make_chunk, register
+from waiting import until
 
 BLOCK, STATE, RECIPE = 4, 12, Recipe("store", ())
 
@@ -106,13 +107,6 @@ def plan(*chunks: Any, root: tuple[int, ...] = (1, 2, 3)) -> PromptPlan:
     return PromptPlan((Segment("root", root), *cached, Segment("question", (9, 9))), ())
 
 
-def wait(until: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not until():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 def test_prompt_is_kept_once_it_is_seen_twice(rig: Rig) -> None:
     prefixes, engine, _ = rig
     assert prefixes.path(plan(A, B), None) == (None, None)
@@ -135,7 +129,7 @@ def test_blended_prompt_grows_piece_by_piece_while_the_engine_is_idle(rig: Rig) 
     time.sleep(0.1)
     assert prefixes.growth.waiting == 1 and not engine.asked
     engine.idle = True
-    wait(lambda: not prefixes.growth.waiting)
+    until(lambda: not prefixes.growth.waiting)
     assert engine.asked == [3, 9, 11, 17, 19], "nodes end at 3, 11 and 19, slices behind two blocks each"
     path, recipe = prefixes.path(plan(A, B), RECIPE)
     assert recipe is None and path is not None and path.held == 3 and prefixes.growth.grown == 3
@@ -252,7 +246,7 @@ def test_question_that_is_asked_again_and_again_leaves_the_others_in_the_queue(r
             prefixes.path(plan(*names), RECIPE)
     assert prefixes.growth.waiting == 3, "the second's root alone, too"
     engine.idle = True
-    wait(lambda: not prefixes.growth.waiting)
+    until(lambda: not prefixes.growth.waiting)
     assert prefixes.growth.grown == 5, "the root, and two behind it in both orders"
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import sqlite3
 import stat
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -274,5 +272,5 @@ def test_second_connection_of_a_process_keeps_the_locks_of_the_first(tmp_path: P
     """Else another process that closes its own takes the file for unused, and deletes its log."""
     Catalogue.open(tmp_path, IDENTITY)
     Catalogue.open(tmp_path, IDENTITY).close()
-    subprocess.run([sys.executable, "-c", OTHER, str(tmp_path)], check=True)
+    Forked(OTHER, tmp_path).finished()
     assert (tmp_path / "catalogue.sqlite-wal").exists()

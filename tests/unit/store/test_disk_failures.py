@@ -18,6 +18,7 @@ from mounts import Mount
 from stores import (
     LAYOUT,
     files,
+    filled,
     get,
     make_chunk,
     make_record,
@@ -103,9 +104,7 @@ def test_disk_full_to_the_last_byte_never_costs_what_is_stored(tmp_path: Path, m
 def test_failed_rewrite_keeps_the_record_that_was_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    register(tmp_path, [A])
-    store = open_store(tmp_path)
-    put(store, A)
+    store = filled(tmp_path, [A])
     with monkeypatch.context() as patch:
         patch.setattr("blendrag.store.tiers.disk.os.replace", no_room)
         with pytest.raises(StoreFullError):

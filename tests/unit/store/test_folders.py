@@ -28,6 +28,7 @@ from stores import (
     D,
     files,
     filled,
+    filled_stack,
     get,
     holds,
     make_chunk,
@@ -50,9 +51,7 @@ def second_read_only(
 ) -> tuple[Callable[[str], None], tuple[TierSpec, TierSpec], KVStore]:
     """A stack of the own folder and a second one, both of which have a chunk, the second read-only by now."""
     become, stack = mount(tmp_path / "slow"), (TierSpec(kind="disk"), shared(tmp_path / "slow"))
-    register(tmp_path / "index", [A])
-    store = open_stack(tmp_path / "index", *stack)
-    put(store, A)
+    store = filled_stack(tmp_path / "index", [A], *stack)
     become("ro")
     return become, stack, store
 
@@ -74,10 +73,7 @@ def test_read_only_index_is_refused_with_what_to_do_about_it(tmp_path: Path, mou
 
 def test_read_only_folder_of_records_serves_as_a_tier_that_is_only_read(tmp_path: Path, mount: Mount) -> None:
     become = mount(tmp_path / "library")
-    register(tmp_path / "one", [A])
-    store = open_stack(tmp_path / "one", shared(tmp_path / "library"))
-    put(store, A)
-    store.close()
+    filled_stack(tmp_path / "one", [A], shared(tmp_path / "library")).close()
     become("ro")
     register(tmp_path / "two", [A, B])
     store = open_stack(tmp_path / "two", TierSpec(kind="disk"), shared(tmp_path / "library", write="never"))
@@ -197,9 +193,9 @@ def test_folder_that_cannot_be_asked_has_not_lost_its_records(
 def test_nobody_else_may_read_anything_whatever_the_umask(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        register(tmp_path / "index", [A, B])
-        store = open_stack(tmp_path / "index", TierSpec(kind="disk", chunks=1), shared(tmp_path / "common"))
-        put(store, A, B)
+        store = filled_stack(
+            tmp_path / "index", [A, B], TierSpec(kind="disk", chunks=1), shared(tmp_path / "common")
+        )
         next((tmp_path / "index" / "kv").glob(f"*/{B.key}*")).write_bytes(b"damaged")
         assert same(get(store, B), B)  # from the tier below; the damaged one is put aside
         modes = {

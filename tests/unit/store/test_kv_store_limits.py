@@ -26,6 +26,7 @@ from stores import (
     ask,
     files,
     filled,
+    filled_stack,
     get,
     holds,
     make_chunk,
@@ -67,9 +68,7 @@ def test_record_takes_what_is_counted_for_it(tmp_path: Path, tokens: int) -> Non
 
 
 def test_count_limits_are_obeyed(tmp_path: Path) -> None:
-    register(tmp_path, [A, B, C])
-    store = open_stack(tmp_path, TierSpec(kind="ram", chunks=1), TierSpec(kind="disk", chunks=2))
-    put(store, A, B, C)
+    store = filled_stack(tmp_path, [A, B, C], TierSpec(kind="ram", chunks=1), TierSpec(kind="disk", chunks=2))
     stats = store.stats()
     assert [stats[name]["chunks"] for name in ("ram", "disk")] == [1, 2]
     assert [stats[name]["evictions"] for name in ("ram", "disk")] == [2, 1]

@@ -20,9 +20,8 @@ from stores import (
     A,
     B,
     C,
+    filled_stack,
     make_chunk,
-    open_stack,
-    put,
     register,
     release,
     shared,
@@ -37,10 +36,7 @@ def big(tmp_path: Path) -> Path:
     """Where the home tier of two indexes keeps its files: A and B of "one", B and C of "two"."""
     big = tmp_path / "big"
     for name, chunks in (("one", (A, B)), ("two", (B, C))):
-        register(tmp_path / name, chunks)
-        store = open_stack(tmp_path / name, RAM, shared(big))
-        put(store, *chunks)
-        store.close()
+        filled_stack(tmp_path / name, chunks, RAM, shared(big)).close()
     return big
 
 
@@ -78,10 +74,7 @@ def test_another_indexs_record_in_the_same_folder_is_not_taken_for_an_orphan(
 
 def test_deletion_from_a_slower_tier_is_not_forgotten(tmp_path: Path) -> None:
     stack = (DISK, shared(tmp_path / "slow"))
-    register(tmp_path / "one", [A])
-    store = open_stack(tmp_path / "one", *stack)
-    put(store, A)
-    store.close()
+    filled_stack(tmp_path / "one", [A], *stack).close()
     release(tmp_path / "one")
     assert collected(tmp_path / "one", *stack).files == {"doomed": 2}
     assert not list((tmp_path / "slow").rglob(f"{A.key}*"))
@@ -145,10 +138,7 @@ def test_chunks_that_are_not_read_are_told_of(tmp_path: Path, big: Path) -> None
 @pytest.fixture
 def read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An index with an orphan, of whose files none can be removed or moved."""
-    register(tmp_path / "index", [A])
-    store = open_stack(tmp_path / "index", DISK)
-    put(store, A)
-    store.close()
+    filled_stack(tmp_path / "index", [A], DISK).close()
     kv = tmp_path / "index" / "kv"
     orphan = make_chunk(99).key
     (kv / orphan[:2]).mkdir(exist_ok=True)

@@ -11,7 +11,7 @@ from blendrag.eviction import POLICIES, Use, register_policy
 from blendrag.eviction.lru import LRU
 from blendrag.store.kv_store import KVStore
 from blendrag.store.tiers import RamTier, TierSpec
-from stores import A, B, C, D, ask, get, holds, make_chunk, open_stack, put, register, states
+from stores import A, B, C, D, ask, filled_stack, get, holds, make_chunk, open_stack, put, register, states
 
 E, F = make_chunk(4), make_chunk(5)
 NAMES = {chunk.key: name for name, chunk in zip("ABCDEF", (A, B, C, D, E, F), strict=True)}
@@ -131,9 +131,7 @@ def test_forecast_changes_who_leaves(tmp_path: Path, policy: str, leaves: object
 
 
 def test_tier_without_limits_pays_nothing_for_policies(tmp_path: Path, recorded: list[Recording]) -> None:
-    register(tmp_path, [A])
-    store = open_stack(tmp_path, TierSpec(kind="disk", policy="recording"))
-    put(store, A)
+    store = filled_stack(tmp_path, [A], TierSpec(kind="disk", policy="recording"))
     ask(store, A)
     store.forecast([("goes on", 0.9, [A.key])])
     assert recorded[0].heard == []

@@ -19,6 +19,7 @@ from stores import (
     IDENTITY,
     A,
     B,
+    filled_stack,
     get,
     holds,
     open_stack,
@@ -55,9 +56,7 @@ def in_tier(store: KVStore, name: str, key: str) -> bool:
 def test_deletion_everywhere_changes_nothing_here_while_a_server_is_away(
     tmp_path: Path, server: Process
 ) -> None:
-    register(tmp_path, [A])
-    store = open_stack(tmp_path, RAM, DISK, redis_tier(server))
-    put(store, A)
+    store = filled_stack(tmp_path, [A], RAM, DISK, redis_tier(server))
     store.wait()
     server.kill()
     assert store.delete([A.key], everywhere=True) == (0, ["redis"])
@@ -67,9 +66,7 @@ def test_deletion_everywhere_changes_nothing_here_while_a_server_is_away(
 def test_chunk_deleted_while_its_server_was_away_leaves_it_at_the_next_opening(
     tmp_path: Path, server: Process
 ) -> None:
-    register(tmp_path, [A])
-    store = open_stack(tmp_path, DISK, redis_tier(server, expire_s=600))
-    put(store, A)
+    store = filled_stack(tmp_path, [A], DISK, redis_tier(server, expire_s=600))
     store.wait()
     assert in_tier(store, "redis", A.key)
     store.close()
@@ -125,9 +122,7 @@ def test_without_ram_what_a_server_had_is_kept_on_disk(tmp_path: Path) -> None:
 
 
 def test_only_prompts_count_as_uses(tmp_path: Path) -> None:
-    register(tmp_path, [A])
-    store = open_stack(tmp_path, RAM, DISK)
-    put(store, A)
+    store = filled_stack(tmp_path, [A], RAM, DISK)
     assert isinstance(get(store, A), Record)
     store.prefetch(A.key)
     for _ in range(3):

@@ -21,6 +21,7 @@ from stores import (
     C,
     files,
     filled,
+    filled_stack,
     get,
     holds,
     make_chunk,
@@ -72,9 +73,8 @@ def test_ram_alone_serves_and_forgets_with_the_process(tmp_path: Path) -> None:
 
 
 def test_chunk_that_leaves_a_ram_of_its_own_is_evicted_not_wanted(tmp_path: Path) -> None:
-    register(tmp_path, [A, B])
-    store = open_stack(tmp_path, TierSpec(kind="ram", bytes=RECORD))
-    put(store, A, B)
+    store = filled_stack(tmp_path, [A, B], TierSpec(kind="ram", bytes=RECORD))
+    assert holds(store, A, B) == [[False, True]]
     assert states(tmp_path) == {A.key: "evicted", B.key: "ready"}
 
 
@@ -82,10 +82,8 @@ def test_chunk_that_leaves_a_ram_of_its_own_is_evicted_not_wanted(tmp_path: Path
 def test_disk_alone_serves_over_a_restart(tmp_path: Path, own_path: bool) -> None:
     """In a folder of its own choice, too: eviction, recovery and limits are the same there."""
     path = tmp_path / "elsewhere" if own_path else None
-    register(tmp_path, [A, B, C])
     spec = TierSpec(kind="disk", bytes=2 * RECORD, path=path)
-    store = open_stack(tmp_path, spec)
-    put(store, A, B, C)
+    store = filled_stack(tmp_path, [A, B, C], spec)
     assert states(tmp_path) == {A.key: "evicted", B.key: "ready", C.key: "ready"}
     store.close()
     store = open_stack(tmp_path, spec)
@@ -127,10 +125,8 @@ def test_get_promotes_at_once_and_the_loaders_path_behind(tmp_path: Path) -> Non
 
 
 def test_chunk_driven_from_home_is_found_below_and_comes_back(tmp_path: Path) -> None:
-    register(tmp_path, [A, B])
     home = TierSpec(kind="disk", chunks=1)
-    store = open_stack(tmp_path, home, shared(tmp_path / "below"))
-    put(store, A, B)
+    store = filled_stack(tmp_path, [A, B], home, shared(tmp_path / "below"))
     assert holds(store, A, B) == [[False, True], [True, True]]
     assert set(states(tmp_path).values()) == {"ready"}  # it is not lost
     assert same(get(store, A), A)
@@ -168,9 +164,7 @@ def test_chunk_that_a_slower_tier_may_have_is_not_called_lost(
 
 @pytest.mark.parametrize("at", [0, -1])
 def test_damaged_record_is_served_by_the_next_tier(tmp_path: Path, at: int) -> None:
-    register(tmp_path, [A])
-    store = open_stack(tmp_path, DISK, shared(tmp_path / "below"))
-    put(store, A)
+    store = filled_stack(tmp_path, [A], DISK, shared(tmp_path / "below"))
     data = bytearray(record_of(tmp_path, A.key).read_bytes())
     data[at] ^= 1
     record_of(tmp_path, A.key).write_bytes(data)
@@ -239,10 +233,7 @@ def test_two_stores_reuse_each_others_chunks_over_a_shared_tier(tmp_path: Path) 
 
 def test_half_of_a_chunk_is_not_adopted_for_the_whole(tmp_path: Path) -> None:
     common = shared(tmp_path / "common")
-    register(tmp_path / "one", [A])
-    store = open_stack(tmp_path / "one", DISK, common)
-    put(store, A)
-    store.close()
+    filled_stack(tmp_path / "one", [A], DISK, common).close()
     register(tmp_path / "two", [A])
     store = open_stack(tmp_path / "two", DISK, common)
     assert store.adopt([(A.key, A.token_ids[:4])]) == set()
@@ -252,10 +243,7 @@ def test_half_of_a_chunk_is_not_adopted_for_the_whole(tmp_path: Path) -> None:
 def test_tier_that_is_only_read_is_never_changed(tmp_path: Path) -> None:
     """Not even for a damaged record, or one that was deleted here."""
     library = tmp_path / "library"
-    register(tmp_path / "one", [A, B])
-    store = open_stack(tmp_path / "one", shared(library))
-    put(store, A, B)
-    store.close()
+    filled_stack(tmp_path / "one", [A, B], shared(library)).close()
     (bad,) = library.rglob(f"{B.key}.safetensors")
     bad.write_bytes(b"damaged")
     before = {path: path.stat().st_mtime_ns for path in library.rglob("*")}

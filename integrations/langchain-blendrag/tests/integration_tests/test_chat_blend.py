@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +15,7 @@ from langchain_core.prompts import ChatPromptTemplate
 from blendrag.errors import ConfigError, GenerationTimeoutError
 from langchain_blendrag import BlendChroma, ChatBlend
 from stores import keys_of
+from waiting import until
 from workbench import real_texts
 
 pytestmark = pytest.mark.engine
@@ -48,10 +48,7 @@ def ask(documents: list[Document], question: str = "What is this about?") -> lis
 
 def reset(llm: ChatBlend) -> None:
     """Empty the prefix cache."""
-    deadline = time.monotonic() + 60
-    while not llm.chat.library.start().reset_prefix_cache():
-        assert time.monotonic() < deadline, "requests that ended still hold KV"
-        time.sleep(0.05)
+    until(llm.chat.library.start().reset_prefix_cache, said="requests that ended still hold KV")
 
 
 def test_every_document_is_reused_and_named_in_the_evidence(
@@ -100,10 +97,7 @@ def test_chunk_that_is_damaged_is_counted_and_stored_again(
     created = answer.usage_metadata["input_token_details"]["cache_creation"]
     assert created == len(chat_blend.get_token_ids(texts[0]))
     assert answer.response_metadata["blendrag"]["missing"] == {first: "missing"}
-    deadline = time.monotonic() + 60
-    while first not in library.catalogue.ready([first]):
-        assert time.monotonic() < deadline, "it was not prefilled again"
-        time.sleep(0.05)
+    until(lambda: first in library.catalogue.ready([first]), said="it was not prefilled again")
 
 
 def test_prompts_of_a_batch_are_answered_together(chat_blend: ChatBlend) -> None:
@@ -174,10 +168,7 @@ def test_answer_nobody_waits_for_is_stopped(chat_blend: ChatBlend, how: str) -> 
         stream.close()
     else:
         asyncio.run(begin())
-    deadline = time.monotonic() + 20
-    while unfinished(chat_blend):
-        assert time.monotonic() < deadline, "it goes on"
-        time.sleep(0.02)
+    until(lambda: not unfinished(chat_blend), within_s=20, said="it goes on")
 
 
 def test_answer_ends_when_its_time_is_up(chat_blend: ChatBlend) -> None:

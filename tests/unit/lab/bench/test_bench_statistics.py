@@ -62,11 +62,8 @@ def test_certainty_on_both_sides_does_not_divide_by_zero() -> None:
     assert math.isfinite(next_token_kl({1: 0.0}, {2: 0.0}))
 
 
-def test_spread_of_one_sample_is_that_sample() -> None:
+def test_spread_is_not_minimum_and_maximum_and_of_one_sample_is_that_sample() -> None:
     assert spread([3.0]) == Spread(median=3.0, p10=3.0, p90=3.0)
-
-
-def test_spread_is_not_minimum_and_maximum() -> None:
     assert spread([float(i) for i in range(11)]) == Spread(median=5.0, p10=1.0, p90=9.0)
 
 
