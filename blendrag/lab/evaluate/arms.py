@@ -40,8 +40,7 @@ ArmKind = Literal["full", "reordered", "stored"]
 Variant = tuple[str, SharedPrefix, int]  # of stored KV: codec, shared prefix, context's tokens
 
 _PAPER_RATIOS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)  # CacheBlend's Figures 12 and 16 lie within them
-# Besides all selectors. The third is that of ProphetKV and InfoFlow.
-_PAPER_VARIANTS = ("hkvd:metric=k", "hkvd:metric=kv", "query:prior=no:shift=no", LMCACHE)
+_PAPER_VARIANTS = ("hkvd:metric=k", "hkvd:metric=kv", "query:shift=no", LMCACHE)  # besides all selectors
 _RIVALS = ("hkvd", "first_k", "random")
 _UNSTORED: tuple[ArmKind, ...] = ("full", "reordered")
 _ALONE = (REUSE, LMCACHE)  # arms of other systems, which prefill chunks alone

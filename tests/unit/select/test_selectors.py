@@ -147,18 +147,10 @@ def test_first_k_never_takes_a_token_more_by_rounding() -> None:
 def test_query_takes_what_the_question_looks_at_and_needs_no_check_layer() -> None:
     tokens = tokens_of([30, 50])
     assert tokens.attention is not None
-    selector = make_selector(BlendOptions(0.25, selector="query:prior=no"))
+    selector = make_selector(BlendOptions(0.25, selector="query"))
     assert selector.reads_question and selector.check_layers(30) == (0,)
     found = selector.select(0, replace(tokens, deviation=None))
     assert set(found.tolist()) == set(tokens.attention.topk(20).indices.tolist())
-
-
-def test_query_takes_the_beginnings_of_chunks_among_tokens_that_are_looked_at_alike() -> None:
-    tokens = replace(tokens_of([60, 60]), attention=torch.ones(120))
-    assert chosen("query", 0.25, tokens).tolist() == [*range(15), *range(60, 75)]
-    twice = torch.where(torch.arange(120) == 59, 2.2, 1.0)  # as far from its beginning as the prior halves
-    assert 59 in chosen("query", 0.01, replace(tokens, attention=twice)).tolist()
-    assert 59 not in chosen("query", 0.01, replace(tokens, attention=twice.sqrt())).tolist()
 
 
 def test_only_query_moves_what_it_does_not_recompute_and_not_where_it_is_told() -> None:
