@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from collections.abc import AsyncIterator, Callable, Generator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,9 +21,9 @@ from langchain_core.vectorstores import VectorStore
 
 from blendrag.engine.client.generation import Delta, Sampling
 from blendrag.engine.wire.recipe import Recipe
+from engine_facts import FACTS
 from langchain_blendrag import BlendChroma, ChatBlend
 from prompt_shapes import DOCUMENTS, QUESTION, Request
-from saying_engine import StandIn
 
 ANSWER = "It lasts eight years."
 
@@ -42,19 +42,27 @@ WAYS: dict[str, Callable[..., list[Any]]] = {
 
 
 @dataclass
-class Scripted(StandIn):
+class Scripted:
     """In place of the engine: gives ``answers`` in turn (then ANSWER), and notes what it is asked."""
 
     tokenizer: Any
     answers: list[str] = field(default_factory=list)
     asked: list[Request] = field(default_factory=list)
+    facts = FACTS
+    blends, max_model_len = True, 8192
 
     def stream(
         self, token_ids: Sequence[int], sampling: Sampling, recipe: Recipe | None = None, namespace: str = ""
-    ) -> Generator[Delta]:
+    ) -> Iterator[Delta]:
         self.asked.append(Request(tuple(token_ids), recipe.spans if recipe else ()))
         answer = self.answers.pop(0) if self.answers else ANSWER
         yield Delta(answer, self.tokenizer.encode(answer), 0.01, finish_reason="stop")
+
+    async def astream(
+        self, token_ids: Sequence[int], sampling: Sampling, recipe: Recipe | None = None, namespace: str = ""
+    ) -> AsyncIterator[Delta]:
+        for delta in self.stream(token_ids, sampling, recipe):
+            yield delta
 
 
 class Placed(Embeddings):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,10 @@ import pytest
 from blendrag import Answer, BlendIndex, Chat, Piece, Settings
 from blendrag.chat.request import ChatRequest
 from blendrag.chat.tools import TemplateFacts, with_tools
+from blendrag.engine.client.generation import Delta, Sampling
 from blendrag.errors import BlendragWarning, ConfigError, EngineError
-from blendrag.prompt import assemble
-from saying_engine import Saying
+from blendrag.prompt import assemble, decode
+from engine_facts import FACTS
 
 HI = [{"role": "user", "content": "Hi."}]
 SAID = "Let me see.\n</think>\n\nGood day."
@@ -25,6 +26,34 @@ THOUGHT, TEXT = "Let me see.\n", "Good day."
 OPEN, CLOSED = "assistant\n<think>\n", "assistant\n<think>\n\n</think>\n\n"
 TOOL = {"type": "function", "function": {"name": "clock", "description": "The time.", "parameters": {}}}
 CALL = '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'
+
+
+@dataclass
+class Saying:
+    """An engine that says ``answer``, a token at a time, and dies so many times, behind three tokens each."""
+
+    tokenizer: Any
+    answer: str = SAID
+    deaths: int = 0
+    prompts: list[str] = field(default_factory=list)
+    asked: list[Sampling] = field(default_factory=list)
+
+    blends, max_model_len, facts = True, 4096, FACTS
+
+    def stream(self, token_ids: Sequence[int], sampling: Sampling, *_: Any) -> Generator[Delta]:
+        self.prompts.append(decode(self.tokenizer, token_ids))
+        self.asked.append(sampling)
+        tokens = self.tokenizer.encode(self.answer, add_special_tokens=False)
+        first = len(sampling.given)
+        for at, token in enumerate(tokens[first:], first + 1):
+            if at == first + 4 and self.deaths:
+                self.deaths -= 1
+                raise EngineError("it died")
+            yield Delta(self.tokenizer.decode([token]), [token], 0.1, "stop" if at == len(tokens) else None)
+
+    async def astream(self, *request: Any) -> AsyncGenerator[Delta]:
+        for delta in self.stream(*request):
+            yield delta
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +65,7 @@ def index(tmp_path_factory: pytest.TempPathFactory, thinking_dir: Path) -> Itera
 
 @pytest.fixture
 def engine(index: BlendIndex, monkeypatch: pytest.MonkeyPatch) -> Saying:
-    engine = Saying(index.tokenizer, SAID)
+    engine = Saying(index.tokenizer)
     monkeypatch.setattr(index._library.session, "start", lambda progress=None: engine)
     return engine
 
@@ -99,7 +128,7 @@ def test_special_tokens_in_the_text_do_not_shift_where_thinking_ends(
     make: Callable[..., Chat], engine: Saying
 ) -> None:
     chat, special = make(), "<|im_start|><|im_start|>"
-    engine.says = f"Let {special}me see.</think>Good day."
+    engine.answer = f"Let {special}me see.</think>Good day."
     answer = chat.complete(chat.request(HI, other={"skip_special_tokens": False}))
     assert (answer.reasoning, answer.text) == (f"Let {special}me see.", "Good day.")
 
@@ -147,10 +176,10 @@ def test_answer_that_was_given_out_in_part_is_not_begun_anew_when_it_cannot_go_o
 
 def test_call_that_is_only_thought_of_is_not_made(make: Callable[..., Chat], engine: Saying) -> None:
     chat = make()
-    engine.says = f"I could say {CALL}.</think>No."
+    engine.answer = f"I could say {CALL}.</think>No."
     answer = chat.complete(chat.request(HI, tools=[TOOL]))
     assert (answer.text, answer.tool_calls, answer.invalid_tool_calls) == ("No.", (), ())
-    engine.says = f"I will.</think>{CALL}"
+    engine.answer = f"I will.</think>{CALL}"
     answer = chat.complete(chat.request(HI, tools=[TOOL]))
     assert (answer.reasoning, answer.text) == ("I will.", "")
     assert [call.name for call in answer.tool_calls] == ["clock"]
@@ -229,7 +258,7 @@ def test_variables_of_the_call_and_the_object_reach_the_template(
     make: Callable[..., Chat], engine: Saying
 ) -> None:
     chat, off = make(), make(chat_template_kwargs={"enable_thinking": False, "other": 1})
-    engine.says = TEXT
+    engine.answer = TEXT
     for one, variables in (
         (chat, None),
         (chat, {"enable_thinking": False}),

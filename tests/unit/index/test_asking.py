@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +16,15 @@ from blendrag.index.ingest import IngestReport
 from blendrag.index.loaders import Document
 from blendrag.index.vectors import VectorStore
 from blendrag.progress import SILENT
-from saying_engine import StandIn
+from engine_facts import FACTS
 
 HELLO = [{"role": "user", "content": "Hello?"}]
 
 
-class Failing(StandIn):
+class Failing:
     """An engine that dies ``deaths`` times, and then answers."""
 
-    max_model_len = 512
+    blends, max_model_len, facts = True, 512, FACTS
 
     def __init__(self) -> None:
         self.deaths, self.asked = 1, 0
@@ -36,6 +36,10 @@ class Failing(StandIn):
             raise self.error
         yield Delta("Good ", [1], 0.1)
         yield Delta("day.", [2], 0.1, finish_reason="stop")
+
+    async def astream(self, *request: Any) -> AsyncGenerator[Delta]:
+        for delta in self.stream(*request):
+            yield delta
 
 
 @pytest.fixture
