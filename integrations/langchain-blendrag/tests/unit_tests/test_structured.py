@@ -126,8 +126,6 @@ def test_number_that_may_have_lost_digits_is_an_error(
 
 
 AMOUNT = {"type": "object", "properties": {"amount": {"type": "integer"}}, "required": ["amount"]}
-NAMED = {"name": "Fee", "schema": AMOUNT, "strict": True}
-LIST = {"title": "Fees", "type": "array", "items": AMOUNT}
 
 
 @pytest.mark.parametrize(
