@@ -20,7 +20,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 
 from blendrag.errors import BlendragWarning
 from langchain_blendrag import ChatBlend
-from langchain_rig import Scripted
+from scripted_engine import Scripted
 
 pytestmark = pytest.mark.filterwarnings(f"error::{BlendragWarning.__module__}.BlendragWarning")
 
