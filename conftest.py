@@ -70,6 +70,22 @@ def engine(settings: Settings, model_dir: Path) -> Iterator[Engine]:
     shared.release()
 
 
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
+    """The conversations of what the frameworks' classes ask, in their order."""
+    from blendrag.chat.chat import Chat
+
+    seen: list[str | None] = []
+    turn = Chat._turn
+
+    def noted(chat: Chat, request: Any) -> Any:
+        seen.append(request.conversation)
+        return turn(chat, request)
+
+    monkeypatch.setattr(Chat, "_turn", noted)
+    return seen
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("engine") or item.get_closest_marker("own_engine"):
         cut_model()  # some suites name it without asking for a fixture

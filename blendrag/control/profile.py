@@ -15,6 +15,7 @@ from blendrag.machine import Machine
 from blendrag.store.identity import ALONE, KVIdentity
 
 VERSION = 1
+_TIMES = ("cpu", "threads", "device", "dtype", "vllm")  # facts of a machine that times depend on
 _REMEDY = "run blendrag profile"
 NO_PROFILE = f"there is no profile of this model on this machine: {_REMEDY}"
 
@@ -103,28 +104,17 @@ def profile_path(cache_dir: Path, digest: str, device: str) -> Path:
     return cache_dir.expanduser() / "profiles" / f"{digest}-{name}.json"
 
 
-def load_profile(
-    cache_dir: Path,
-    digest: str,
-    selector: str | None = None,
-    *,
-    cpu: str,
-    threads: int,
-    device: str,
-    dtype: str,
-    vllm: str,
-) -> Profile | str:
+def load_profile(cache_dir: Path, digest: str, here: Machine, selector: str | None = None) -> Profile | str:
     """Return the profile of this model on this machine, or why there is none that could be used.
 
-    ``selector``: the one in use, whose arguments make no difference; None: accept a profile of any. The
-    others are facts of the machine that times depend on. A profile is a help: nothing about it is an error.
+    ``selector``: the one in use, whose arguments make no difference; None: accept a profile of any. A profile
+    is a help: nothing about it is an error.
     """
-    path = profile_path(cache_dir, digest, device)
+    path = profile_path(cache_dir, digest, here.device)
     profile = _read(path, digest)
     if isinstance(profile, str):
         return profile
-    here = {"cpu": cpu, "threads": threads, "device": device, "dtype": dtype, "vllm": vllm}
-    changed = [name for name, value in here.items() if value != getattr(profile.machine, name)]
+    changed = [name for name in _TIMES if getattr(here, name) != getattr(profile.machine, name)]
     whose, name = "", None if selector is None else Choice.read(selector).name
     if changed:
         whose = f"of another machine (different: {', '.join(changed)})"

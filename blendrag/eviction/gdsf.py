@@ -1,4 +1,4 @@
-"""Greedy-Dual-Size-Frequency, and RAGCache's version of it for prefixes (section 5.1)."""
+"""Greedy-Dual-Size-Frequency, RAGCache's version of it for prefixes (section 5.1), and LFU."""
 
 from __future__ import annotations
 
@@ -114,3 +114,14 @@ class PGDSF(GDSF):
                 one.costs += use.cost
         known = count if count.computed else self._all
         return known.costs / known.computed if known.computed else 1.0
+
+
+@register_policy("lfu")
+class LFU(GDSF):
+    """The policy by which the chunk that was used least often leaves first; of several, the one used longest
+    ago.
+
+    Nothing ages: what was popular once stays. That is LFU's known weakness, and why there is GDSF.
+    """
+
+    ages = False

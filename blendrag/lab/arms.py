@@ -66,8 +66,8 @@ def reset(engine: RunningEngine, trial: Trial | None = None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """A way to the first token. name: its key in the results. prepare: done before the clock starts; nothing
-    of earlier requests is left in the prefix cache then."""
+    """A way to the first token; by default plain prefill of the whole prompt. name: its key in the results.
+    prepare: done before the clock starts; nothing of earlier requests is left in the prefix cache then."""
 
     name: str
     trials: Sequence[Trial]
@@ -91,11 +91,6 @@ class Arm:
         return Sample(
             self.name, 1e3 * delta.ttft_s, delta.token_ids[0], delta.logprobs[0], recomputed, split_ms
         )
-
-
-def full_prefill(trials: Sequence[Trial]) -> Arm:
-    """Return plain prefill of the whole prompt: the reference."""
-    return Arm("full", trials)
 
 
 def prefix_caching(trials: Sequence[Trial]) -> Arm:

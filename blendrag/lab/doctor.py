@@ -15,6 +15,7 @@ from blendrag.engine.client.engine import Engine
 from blendrag.engine.client.generation import Delta, Sampling
 from blendrag.engine.client.tool_parser import tool_parser_name
 from blendrag.engine.wire.recipe import Recipe
+from blendrag.lab.arms import reset
 from blendrag.lab.prompts import Prompt
 from blendrag.lab.running import lab_engine
 from blendrag.lab.scratch import ScratchStore, scratch_store, scratch_tree
@@ -145,7 +146,7 @@ def _states(engine: Engine, settings: Settings) -> list[Check]:
     if not engine.facts.prefix_caching or min(len(ids), engine.max_model_len - 1) < block + _QUESTION:
         return []
     prompt = Prompt(ids[: block + _QUESTION], (("", 0, block),))
-    engine.reset_prefix_cache()
+    reset(engine)
     engine.generate(prompt.token_ids, _ONE)
     own = engine.generate(prompt.token_ids, _ONE)
     restored, exact, _ = _put_back(engine, settings, prompt)
@@ -161,7 +162,7 @@ def _put_back(engine: Engine, settings: Settings, prompt: Prompt) -> tuple[Delta
     with scratch_tree(engine, settings, disk=True) as scratch:
         scratch.hold(prompt)
         path = scratch.path(prompt)
-        engine.reset_prefix_cache()
+        reset(engine)
         restored = engine.generate(prompt.token_ids, replace(_ONE, path=path))
     return restored, restored.report.exact if restored.report else 0, path.held_end
 
@@ -238,7 +239,7 @@ class _Check:
         opening = self._encode(_OPENING)
         until_closed = Sampling(self.engine.max_model_len - len(opening), 0.0, other={"ignore_eos": True})
         for _ in range(_TRIES):
-            self.engine.reset_prefix_cache()
+            reset(self.engine)
             other = self.engine.stream(opening, until_closed)
             next(other)
             sliced = self._ask(prompt, self._recipe(store, prompt, 1.0))
@@ -272,7 +273,7 @@ class _Check:
         return Recipe(store.id, prompt.spans, replace(self.settings.blending, recompute_ratio=ratio))
 
     def _first_token(self, prompt: Prompt, recipe: Recipe | None) -> Delta:
-        self.engine.reset_prefix_cache()
+        reset(self.engine)
         return self._ask(prompt, recipe)
 
     def _ask(self, prompt: Prompt, recipe: Recipe | None) -> Delta:

@@ -6,7 +6,7 @@ all arms, and an arm is compared with the others trial by trial. The first trial
 
 Arms that time first tokens (:mod:`blendrag.lab.arms`) carry their prompts, and are asked by :func:`measure`::
 
-    arms = {"full": full_prefill(trials), "blended": blended_prefill(trials, recipe)}
+    arms = {"full": Arm("full", trials), "blended": blended_prefill(trials, recipe)}
     samples = measure(engine, arms, progress)
     summarise(samples)["blended"].speedup["full"].median
 

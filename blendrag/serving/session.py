@@ -17,7 +17,6 @@ from blendrag.engine.client.stores import StoreClient
 from blendrag.engine.wire.operations import EngineFacts
 from blendrag.errors import BlendragError, BlendragWarning, EngineClosedError
 from blendrag.eviction.fitted import with_file
-from blendrag.machine import cpu
 from blendrag.progress import SILENT, Progress
 from blendrag.settings import Settings
 from blendrag.store.identity import KVIdentity
@@ -112,16 +111,8 @@ class EngineSession:
         cache_dir, digest = self.settings.cache_dir, profile_digest(self._identity)
         if not any_profile(cache_dir, digest):
             return None
-        found = load_profile(
-            cache_dir,
-            digest,
-            self.settings.blending.selector,
-            cpu=cpu(),
-            threads=facts.threads,
-            device=facts.device,
-            dtype=facts.dtype,
-            vllm=facts.vllm,
-        )
+        here = facts.machine(self.settings.model)
+        found = load_profile(cache_dir, digest, here, self.settings.blending.selector)
         if isinstance(found, Profile):
             return found
         if found != NO_PROFILE and not self._warned:

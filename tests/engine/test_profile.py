@@ -13,7 +13,6 @@ from blendrag.lab.profiling.measure import Grid, measure_profile
 from blendrag.progress import SILENT
 from blendrag.settings import Settings
 from blendrag.store.identity import KVIdentity
-from paper_machine import times_of
 
 pytestmark = pytest.mark.engine
 
@@ -35,7 +34,7 @@ def test_profile_of_this_engine_is_used_and_leaves_nothing_behind(
     assert set(measured.tiers) == {spec.label for spec in settings.stack}
 
     measured.save(tmp_path)
-    found = load_profile(tmp_path, profile_digest(identity), **times_of(measured.machine))
+    found = load_profile(tmp_path, profile_digest(identity), measured.machine)
     assert isinstance(found, Profile), found
     estimate = Estimator.of(found)
     assert all(estimate.load_s(512 * found.kv_bytes, tier) > 0 for tier in found.tiers)

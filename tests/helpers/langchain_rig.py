@@ -6,8 +6,8 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from langchain.agents import create_agent
@@ -19,11 +19,9 @@ from langchain_core.runnables import Runnable, RunnablePassthrough
 from langchain_core.tools import BaseTool, tool
 from langchain_core.vectorstores import VectorStore
 
-from blendrag.engine.client.generation import Delta, Sampling
-from blendrag.engine.wire.recipe import Recipe
-from engine_facts import FACTS
 from langchain_blendrag import BlendChroma, ChatBlend
-from prompt_shapes import DOCUMENTS, QUESTION, Request
+from prompt_shapes import DOCUMENTS, QUESTION
+from scripted_engine import Scripted
 
 ANSWER = "It lasts eight years."
 
@@ -39,30 +37,6 @@ WAYS: dict[str, Callable[..., list[Any]]] = {
     "stream": lambda runnable, *given: [*runnable.stream(*given)],
     "astream": lambda runnable, *given: asyncio.run(_all(runnable.astream(*given))),
 }
-
-
-@dataclass
-class Scripted:
-    """In place of the engine: gives ``answers`` in turn (then ANSWER), and notes what it is asked."""
-
-    tokenizer: Any
-    answers: list[str] = field(default_factory=list)
-    asked: list[Request] = field(default_factory=list)
-    facts = FACTS
-    blends, max_model_len = True, 8192
-
-    def stream(
-        self, token_ids: Sequence[int], sampling: Sampling, recipe: Recipe | None = None, namespace: str = ""
-    ) -> Iterator[Delta]:
-        self.asked.append(Request(tuple(token_ids), recipe.spans if recipe else ()))
-        answer = self.answers.pop(0) if self.answers else ANSWER
-        yield Delta(answer, self.tokenizer.encode(answer), 0.01, finish_reason="stop")
-
-    async def astream(
-        self, token_ids: Sequence[int], sampling: Sampling, recipe: Recipe | None = None, namespace: str = ""
-    ) -> AsyncIterator[Delta]:
-        for delta in self.stream(token_ids, sampling, recipe):
-            yield delta
 
 
 class Placed(Embeddings):
@@ -97,7 +71,7 @@ class Rig:
     def ask_agent(self, tools: list[BaseTool], queries: Sequence[str] = (), middleware: Any = ()) -> None:
         """The model calls the tool ``retrieve`` with each of ``queries``, and then answers."""
         calls = [{"name": "retrieve", "arguments": {"query": query}} for query in queries]
-        self.engine.answers = [f"<tool_call>\n{json.dumps(call)}\n</tool_call>" for call in calls]
+        self.engine.answers = [f"<tool_call>\n{json.dumps(call)}\n</tool_call>" for call in calls] + [ANSWER]
         prompt = None if middleware else "You have access to a tool that retrieves context. Use it."
         agent = create_agent(self.llm, tools, system_prompt=prompt, middleware=middleware)
         state = agent.invoke({"messages": [{"role": "user", "content": QUESTION}]})

@@ -20,11 +20,6 @@ SPEEDS = {"ram": 4e9, "disk": 1e9, "redis": 3e8, "object": 1e8}
 LATENCY = {"ram": 0.0, "disk": 1e-4, "redis": 1e-3, "object": 1e-2}
 
 
-def times_of(machine: Machine) -> dict[str, Any]:
-    """The facts of a machine that a profile's times depend on."""
-    return {name: getattr(machine, name) for name in ("cpu", "threads", "device", "dtype", "vllm")}
-
-
 def prefill_s(cached: int, new: int) -> float:
     return CALL + TOKEN * new + PAIR * new * (cached + (new + 1) / 2)
 

@@ -16,6 +16,7 @@ from typing import Any
 from blendrag.prompt import decode
 from blendrag.serving.library import Library
 from places import DOCS
+from scripted_engine import Asked
 
 UPDATE = "UPDATE_PROMPTS"
 PAGE = DOCS / "recognition.md"
@@ -71,14 +72,6 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """What the engine was asked: token ids, and which of them are those of stored chunks."""
-
-    token_ids: Sequence[int]
-    spans: Sequence[tuple[str, int, int]]  # chunk key, start, length, in tokens
-
-
-@dataclass(frozen=True, slots=True)
 class Known:
     """A text whose KV is kept, and the name that shapes have for it."""
 
@@ -108,9 +101,7 @@ class Shapes:
 
         return register
 
-    def check(
-        self, shape: Shape, requests: Sequence[Request], library: Library, names: dict[str, str]
-    ) -> None:
+    def check(self, shape: Shape, requests: Sequence[Asked], library: Library, names: dict[str, str]) -> None:
         """``names``: text of a known document -> its name."""
         known = known_texts(library, names)
         prompts = [decode(library.tokenizer, request.token_ids) for request in requests]
@@ -136,7 +127,7 @@ class Shapes:
         tokens = sum(len(by_name[name].token_ids) for name in shape.placed)
         self._rows[shape.title] = f"| {shape.title} | {reused} / {tokens} |"
 
-    def check_again(self, shape: Shape, requests: Sequence[Request], library: Library) -> None:
+    def check_again(self, shape: Shape, requests: Sequence[Asked], library: Library) -> None:
         """The requests of a second run, behind the first one's learning: all that is placed is reused."""
         forms = {entry.key: entry for entry in library.catalogue.entries()}
         spans = [span for request in requests for span in request.spans]

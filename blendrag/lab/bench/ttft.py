@@ -15,15 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from blendrag.lab import canvas
-from blendrag.lab.arms import (
-    PARTS,
-    Arm,
-    blended_prefill,
-    exact_prefix,
-    full_prefill,
-    prefix_caching,
-    recipe_of,
-)
+from blendrag.lab.arms import PARTS, Arm, blended_prefill, exact_prefix, prefix_caching, recipe_of
 from blendrag.lab.bench.axes import AXES, Axis, Point, Value, tiers_of
 from blendrag.lab.canvas import ARM_COLOURS, ARM_LABELS, INK
 from blendrag.lab.experiment import measure
@@ -188,7 +180,7 @@ def _arms(
         recipe = recipe_of(settings, store.id, point.ratio)
         if point.quality:
             recipe = replace(recipe, options=replace(recipe.options, **point.step._asdict()))
-        own: dict[str, Arm] = {"full": full_prefill(trials), "prefix": prefix_caching(trials)}
+        own: dict[str, Arm] = {"full": Arm("full", trials), "prefix": prefix_caching(trials)}
         if tree is not None:
             own["exact"] = exact_prefix(trials, tree)
             own["exact cold"] = exact_prefix(trials, tree, cold=True)

@@ -51,11 +51,6 @@ def unstored(documents: Documents) -> list[list[Chunk]]:
     return [[Chunk("", "", ids) for ids in each] for each in documents]
 
 
-def before(tokenizer: Any, question: Question) -> tuple[Ids, ...]:
-    """Return the token ids before each of the question's documents."""
-    return tuple(encode_document(tokenizer, text) for text in question.before)
-
-
 def stored(store: ScratchStore, documents: Documents, before: Sequence[Ids] = ()) -> list[list[Chunk]]:
     """Return the documents' chunks as they are, or will be, stored."""
     known = before or [()] * len(documents)
@@ -64,7 +59,8 @@ def stored(store: ScratchStore, documents: Documents, before: Sequence[Ids] = ()
 
 @dataclass(frozen=True, slots=True)
 class TokenizedQuestion:
-    """A question in tokens: its documents in chunks, the whole prompt, and the answers that are forced."""
+    """A question in tokens: its documents in chunks, what stands before each of them, the whole prompt, and
+    the answers that are forced."""
 
     question: Question
     documents: Documents
@@ -151,8 +147,8 @@ class Measuring:
         prompt = self._maker.make_of(unstored(documents), question.text)
         choices = {choice: self._encode(choice) for choice in question.choices}
         gold = self._encode(question.answers[0])
-        known = before(self._tokenizer, question)
-        return TokenizedQuestion(question, documents, known, prompt.token_ids, gold, choices)
+        before = tuple(map(self._encode, question.before))
+        return TokenizedQuestion(question, documents, before, prompt.token_ids, gold, choices)
 
     def fits(self, asked: TokenizedQuestion) -> bool:
         """Return whether the prompt and any of its answers fit the model's window."""

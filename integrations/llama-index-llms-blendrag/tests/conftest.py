@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,49 +13,23 @@ from llama_index.core.instrumentation import get_dispatcher
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 
 from blendrag.engine.client.engine import Engine
-from blendrag.engine.client.generation import Delta, Sampling
 from blendrag.engine.wire.operations import Deleted, Ingested
-from blendrag.engine.wire.recipe import Recipe
-from blendrag.engine.wire.report import BlendReport
 from blendrag.serving.lease import Lease
 from blendrag.store.catalogue import Catalogue
 from blendrag.store.identity import KVIdentity
-from engine_facts import FACTS
 from llama_index.llms.blendrag import BlendLLM
+from scripted_engine import Scripted
 
 
 @dataclass
-class Asked:
-    """What the engine was asked to generate."""
+class ScriptedEngine(Scripted):
+    """Has a data plane, too, which computes nothing."""
 
-    token_ids: tuple[int, ...]
-    sampling: Sampling
-    recipe: Recipe | None
-
-
-@dataclass
-class ScriptedEngine:
-    """Answers with ``answers`` in turn, the last one for ever; a token every ``pace_s`` seconds."""
-
-    tokenizer: Any = None
-    answers: list[str] = field(default_factory=lambda: ["The battery warranty lasts eight years."])
-    pace_s: float = 0.0
-    asked: list[Asked] = field(default_factory=list)
     prefilled: list[str] = field(default_factory=list)
     prefetched: list[str] = field(default_factory=list)
     deleted: list[str] = field(default_factory=list)
-    given: int = 0
     starts: int = 0
-
-    facts = FACTS
-    blends = alive = True
-    max_model_len = 8192
     catalogue: Catalogue | None = None
-
-    def prompts(self) -> list[str]:
-        return [self.tokenizer.decode(asked.token_ids) for asked in self.asked]
-
-    # -- the data plane -----------------------------------------------------------------------------------
 
     def call(self, method: str, store: str, *args: Any) -> Any:
         if method == "open_store":
@@ -92,36 +64,6 @@ class ScriptedEngine:
 
     def release(self) -> None:
         pass
-
-    # -- generation ---------------------------------------------------------------------------------------
-
-    def stream(
-        self, token_ids: Sequence[int], sampling: Sampling, recipe: Recipe | None = None, namespace: str = ""
-    ) -> Generator[Delta]:
-        for delta in self._deltas(token_ids, sampling, recipe):
-            time.sleep(self.pace_s)
-            yield delta
-
-    async def astream(
-        self, token_ids: Sequence[int], sampling: Sampling, recipe: Recipe | None = None, namespace: str = ""
-    ) -> AsyncGenerator[Delta]:
-        for delta in self._deltas(token_ids, sampling, recipe):
-            await asyncio.sleep(self.pace_s)
-            yield delta
-
-    def _deltas(self, token_ids: Sequence[int], sampling: Sampling, recipe: Recipe | None) -> Iterator[Delta]:
-        self.asked.append(Asked(tuple(token_ids), sampling, recipe))
-        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        whole = self.tokenizer.encode(answer)
-        ids = whole[: sampling.max_tokens]
-        reason = "stop" if len(ids) == len(whole) else "length"
-        cached = 0 if recipe is None else sum(length for _, _, length in recipe.spans)
-        report = BlendReport(cached=cached, recomputed=cached // 10)
-        for at, token in enumerate(ids, 1):
-            self.given += 1
-            last = {"finish_reason": reason, "report": report if recipe else None} if at == len(ids) else {}
-            logprobs = [{token: -0.5, 1: -1.0}] if sampling.logprobs else []
-            yield Delta(self.tokenizer.decode([token]), [token], 0.01, logprobs=logprobs, **last)
 
 
 @pytest.fixture

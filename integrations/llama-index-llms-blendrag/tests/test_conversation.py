@@ -15,25 +15,10 @@ from llama_index.core.prompts import PromptTemplate
 from llama_index.core.tools import FunctionTool
 from pydantic import BaseModel
 
-from blendrag.chat.chat import Chat
 from llama_index.llms.blendrag import BlendLLM
 
 Asked = list[str | None]
 HELLO = [ChatMessage("Hello?")]
-
-
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
-    """The conversations of the requests, in their order."""
-    seen: Asked = []
-    turn = Chat._turn
-
-    def noted(chat: Chat, request: Any) -> Any:
-        seen.append(request.conversation)
-        return turn(chat, request)
-
-    monkeypatch.setattr(Chat, "_turn", noted)
-    return seen
 
 
 def ask_all_ways(llm: BlendLLM, **options: Any) -> int:

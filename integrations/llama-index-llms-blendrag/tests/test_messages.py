@@ -49,9 +49,12 @@ PICTURES = [
 ]
 
 
+def read(*messages: ChatMessage) -> list[Any]:
+    return list(make_request(Settings(), plain_messages(messages), {}).messages)
+
+
 def texts_of(*messages: ChatMessage) -> list[str]:
-    read = make_request(Settings(), plain_messages(messages), {}).messages
-    return [str(message["content"]) for message in read if isinstance(message, dict)]
+    return [str(message["content"]) for message in read(*messages)]
 
 
 def said_by(role: str, *blocks: Any) -> str:
@@ -128,7 +131,7 @@ CALLS: list[dict[str, Any]] = [
 def test_call_that_another_class_wrote_is_read(more: dict[str, Any]) -> None:
     message = ChatMessage("", role="assistant").model_copy(update={"additional_kwargs": more})
     result = ChatMessage("4", role="tool", additional_kwargs={"tool_call_id": "c1"})
-    called, answered = plain_messages([message, result])
+    called, answered = read(message, result)
     assert called["tool_calls"] == [{"id": "c1", "name": "look", "arguments": {"city": "Turku"}}]
     assert (answered["tool_call_id"], answered["name"]) == ("c1", "look")
 

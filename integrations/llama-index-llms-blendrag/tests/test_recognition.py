@@ -21,7 +21,7 @@ from llama_index.core.schema import MetadataMode, TextNode
 from llama_index.core.tools import RetrieverTool
 
 from llama_index.llms.blendrag import BlendChromaVectorStore, BlendLLM
-from prompt_shapes import DOCUMENTS, QUESTION, Request, Shape, Shapes
+from prompt_shapes import DOCUMENTS, QUESTION, Shape, Shapes
 
 pytestmark = pytest.mark.filterwarnings("error::blendrag.errors.BlendragWarning")
 
@@ -59,9 +59,6 @@ class Rig:
         engine = self.index.as_chat_engine(chat_mode=mode, llm=self.llm, similarity_top_k=2)
         for turn in turns:
             engine.chat(turn)
-
-    def requests(self) -> list[Request]:
-        return [Request(one.token_ids, one.recipe.spans if one.recipe else ()) for one in self.engine.asked]
 
 
 def node(name: str, text: str) -> TextNode:
@@ -221,19 +218,19 @@ def written(name: str) -> str:
 @pytest.mark.parametrize("shape", [shape for shape in SHAPES.all if not shape.escaped], ids=str)
 def test_every_document_in_a_prompt_is_recognised(shape: Shape, rig: Rig) -> None:
     shape.run(rig)
-    SHAPES.check(shape, rig.requests(), rig.llm._chat.library, NAMES)
+    SHAPES.check(shape, rig.engine.asked, rig.llm._chat.library, NAMES)
 
 
 @pytest.mark.parametrize("shape", [shape for shape in SHAPES.all if shape.escaped], ids=str)
 def test_escaped_document_is_reused_from_the_next_prompt_on(shape: Shape, rig: Rig) -> None:
     library = rig.llm._chat.library
     shape.run(rig)
-    SHAPES.check(shape, rig.requests(), library, NAMES)
-    seen = len(rig.requests())
+    SHAPES.check(shape, rig.engine.asked, library, NAMES)
+    seen = len(rig.engine.asked)
     for form in library.catalogue.pending():  # what the engine would do
         library.catalogue.mark_ready(form.key, 1)
     shape.run(rig)
-    SHAPES.check_again(shape, rig.requests()[seen:], library)
+    SHAPES.check_again(shape, rig.engine.asked[seen:], library)
 
 
 def test_table_in_the_documentation_is_what_was_measured() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 from blendrag import Piece
 from blendrag.cli.answering import print_stream
 from blendrag.cli.console import INTERRUPTED, Commands, heading, interruptible, out, print_json
+from blendrag.cli.demo import QUESTIONS, _compare
 from blendrag.cli.ingest import _print as print_ingested
 from blendrag.cli.profile import _print as print_profile
 from blendrag.errors import BlendragError, EngineError
@@ -137,3 +139,21 @@ def test_lowest_tier_that_adds_no_delay_is_named(selector: str, lowest: str) -> 
     rows = {row[0]: row[-1] for row in cells if row}
     assert set(SPEEDS) <= rows.keys() and rows["ram"] == "0.15"
     assert (float(rows["object"]) > 0.15) == (selector == "hkvd"), "mode A"
+
+
+def test_demo_waits_until_the_prefix_cache_is_empty() -> None:
+    looks = 0  # until a request that has ended lets go of the cache
+
+    def reset() -> bool:
+        nonlocal looks
+        looks = max(0, looks - 1)
+        return not looks
+
+    def ask(question: str, *, max_tokens: int, blend: bool) -> Any:
+        nonlocal looks
+        assert not looks, "the prompt is in the cache"
+        looks = 3
+        return SimpleNamespace(ttft_s=1.0, evidence=SimpleNamespace(computed=1))
+
+    index: Any = SimpleNamespace(start=lambda: SimpleNamespace(reset_prefix_cache=reset), ask=ask)
+    assert len(_compare(index, Console(file=StringIO()))) == len(QUESTIONS)

@@ -65,7 +65,7 @@ def test_slower_tier_never_gets_a_lower_ratio(
 @given(cached=TOKENS, fresh=TOKENS, share=st.floats(min_value=0.16, max_value=0.99))
 def test_recomputing_ends_when_loading_does(cached: int, fresh: int, share: float) -> None:
     estimate = of_tier(1e9)
-    load = estimate.recompute_s(cached, fresh, share)
+    load = estimate.recompute.seconds(cached, fresh, share)
     assert ratio_for(estimate, load, cached, fresh) == pytest.approx(share)
 
 
@@ -89,7 +89,7 @@ def test_ratio_that_would_be_waited_for_is_not_bought(
 @given(cached=TOKENS, ratio=st.floats(min_value=0, max_value=1), selector=st.sampled_from(["hkvd", "query"]))
 def test_lowest_tier_that_adds_no_delay_is_chosen(cached: int, ratio: float, selector: str) -> None:
     estimate = HKVD if selector == "hkvd" else READER
-    nbytes, recompute = cached * PER_TOKEN, estimate.recompute_s(cached, 64, ratio)
+    nbytes, recompute = cached * PER_TOKEN, estimate.recompute.seconds(cached, 64, ratio)
     choice = cheapest_tier(estimate, nbytes, cached, 64, ratio)
     waits = not estimate.hides_loading(ratio)
     hidden = [tier for tier in SPEEDS if not waits and estimate.load_s(nbytes, tier) <= recompute]
@@ -128,7 +128,7 @@ def test_blending_is_never_estimated_to_be_slower_than_plain_prefill(
     estimate = Estimator.of(make_profile(tiers=tiers, selector=selector))
     decision = Controller(estimate).decide(own, fresh, ratio)
     total = fresh + sum(chunk.tokens for chunk in own)
-    assert decision.plain_s == estimate.prefill_s(0, total)
+    assert decision.plain_s == estimate.prefill.seconds(0, total)
     assert decision.blend_s <= decision.plain_s
     assert len(decision.load) == len(own)
     if any(decision.load):
@@ -150,14 +150,14 @@ def test_loading_everything_is_never_estimated_to_be_faster(
             estimate.load_s(sum(chunk.nbytes for chunk in known if chunk.tier == tier), tier)
             for tier in {chunk.tier for chunk in known}
         )
-        everything = estimate.recompute_s(sum(chunk.tokens for chunk in known), fresh, ratio)
+        everything = estimate.recompute.seconds(sum(chunk.tokens for chunk in known), fresh, ratio)
         assert decision.blend_s <= estimate.blend_s(load, everything, ratio) + 1e-9
 
 
 def test_loading_that_is_not_hidden_is_not_chosen_as_if_it_were() -> None:
     """In 0.9 of plain prefill's time: that pays where layers overlap, and not where they wait."""
     own = chunks(6, "only")
-    plain = of_tier(1e9).prefill_s(0, 64 + 6 * 512)
+    plain = of_tier(1e9).prefill.seconds(0, 64 + 6 * 512)
     speed = 3072 * PER_TOKEN / (0.9 * plain)
     hkvd, reader = (
         Controller(of_tier(speed, selector=name)).decide(own, 64, 0.15) for name in ("hkvd", "query")

@@ -34,7 +34,7 @@ def test_estimate_is_exact_at_measured_points() -> None:
 def test_long_prompts_are_not_taken_for_cheap(cached: int, new: int) -> None:
     """Far outside of the grid attention dominates; a straight line would be several times too low."""
     estimate = Estimator.of(make_profile())
-    assert estimate.prefill_s(cached, new) == pytest.approx(prefill_s(cached, new), rel=0.01)
+    assert estimate.prefill.seconds(cached, new) == pytest.approx(prefill_s(cached, new), rel=0.01)
 
 
 def test_grid_with_a_hole_is_still_used() -> None:
@@ -44,7 +44,7 @@ def test_grid_with_a_hole_is_still_used() -> None:
 
 
 def test_nothing_new_takes_no_time(estimate: Estimator) -> None:
-    assert estimate.prefill_s(100, 0) == 0
+    assert estimate.prefill.seconds(100, 0) == 0
 
 
 @given(
@@ -54,7 +54,7 @@ def test_nothing_new_takes_no_time(estimate: Estimator) -> None:
 )
 def test_recomputing_is_estimated_rightly(cached: int, fresh: int, ratio: float) -> None:
     estimate = Estimator.of(make_profile())
-    assert estimate.recompute_s(cached, fresh, ratio) == pytest.approx(
+    assert estimate.recompute.seconds(cached, fresh, ratio) == pytest.approx(
         recompute_s(cached, fresh, ratio), rel=0.01
     )
 

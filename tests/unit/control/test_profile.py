@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from blendrag.control.profile import Profile, load_profile, profile_digest, profile_path
 from blendrag.errors import StoreError
-from paper_machine import MACHINE, make_profile, times_of
+from paper_machine import MACHINE, make_profile
 from stores import IDENTITY
 
 DIGEST = profile_digest(IDENTITY)
@@ -25,7 +25,7 @@ def saved(folder: Path) -> Path:
 
 
 def reason(folder: Path, **machine: Any) -> str:
-    found = load_profile(folder, DIGEST, **times_of(replace(MACHINE, **machine)))
+    found = load_profile(folder, DIGEST, replace(MACHINE, **machine))
     assert isinstance(found, str), "the profile was accepted"
     assert "blendrag profile" in found, "the reason says no remedy"
     return found
@@ -33,7 +33,7 @@ def reason(folder: Path, **machine: Any) -> str:
 
 def test_profile_is_loaded_as_it_was_saved(tmp_path: Path) -> None:
     saved(tmp_path)
-    assert load_profile(tmp_path, DIGEST, **times_of(MACHINE)) == make_profile(identity=DIGEST)
+    assert load_profile(tmp_path, DIGEST, MACHINE) == make_profile(identity=DIGEST)
     assert [path.name for path in (tmp_path / "profiles").iterdir()] == [f"{DIGEST}-cpu.json"]
 
 
@@ -50,8 +50,8 @@ def test_profile_of_another_machine_is_ignored(tmp_path: Path, key: str) -> None
 def test_profile_of_another_selector_is_ignored(tmp_path: Path) -> None:
     saved(tmp_path)
     for same in ("hkvd", "hkvd:metric=k:auto_ratio=yes"):
-        assert isinstance(load_profile(tmp_path, DIGEST, same, **times_of(MACHINE)), Profile)
-    found = load_profile(tmp_path, DIGEST, "query", **times_of(MACHINE))
+        assert isinstance(load_profile(tmp_path, DIGEST, MACHINE, same), Profile)
+    found = load_profile(tmp_path, DIGEST, MACHINE, "query")
     assert isinstance(found, str)
     assert "'hkvd', not 'query': run blendrag profile again" in found
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from blendrag.lab.doctor import Check, DoctorReport, linked_data, stored_as
+from blendrag.lab.doctor import Check, DoctorReport, _Check, linked_data, stored_as
+from blendrag.lab.prompts import Prompt
 from blendrag.settings import Settings
 from blendrag.store.stack import TierSpec
 
@@ -35,3 +37,19 @@ def test_hard_links_that_llama_index_would_refuse_are_named(
     assert linked_data() is None
     (tmp_path / "again").hardlink_to(file)
     assert "--link-mode copy" in str(linked_data())
+
+
+def test_first_token_waits_until_the_prefix_cache_is_empty() -> None:
+    class Busy:
+        held = 3  # looks until a request that has ended lets go of the cache
+
+        def reset_prefix_cache(self) -> bool:
+            self.held -= 1
+            return not self.held
+
+        def generate(self, *_: Any) -> int:
+            return self.held
+
+    check: Any = _Check.__new__(_Check)
+    check.engine = Busy()
+    assert check._first_token(Prompt((1,), ()), None) == 0

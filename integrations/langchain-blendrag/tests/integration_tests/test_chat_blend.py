@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from functools import reduce
+from operator import add
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.prompts import ChatPromptTemplate
 
 from blendrag.errors import ConfigError, GenerationTimeoutError
+from blendrag.lab.arms import reset
 from langchain_blendrag import BlendChroma, ChatBlend
 from stores import keys_of
 from waiting import until
@@ -46,15 +49,10 @@ def ask(documents: list[Document], question: str = "What is this about?") -> lis
     return PROMPT.invoke({"context": context, "question": question}).to_messages()
 
 
-def reset(llm: ChatBlend) -> None:
-    """Empty the prefix cache."""
-    until(llm.chat.library.start().reset_prefix_cache, said="requests that ended still hold KV")
-
-
 def test_every_document_is_reused_and_named_in_the_evidence(
     chat_blend: ChatBlend, store: BlendChroma, documents: list[Document]
 ) -> None:
-    reset(chat_blend)
+    reset(chat_blend.chat.library.start())
     answer = chat_blend.invoke(ask(documents[:3]))
     tokens = sum(len(chat_blend.get_token_ids(document.page_content)) for document in documents[:3])
     evidence = answer.response_metadata["blendrag"]
@@ -71,13 +69,11 @@ def test_streamed_answer_is_the_whole_one(
     chat_blend: ChatBlend, store: BlendChroma, documents: list[Document]
 ) -> None:
     messages = ask(documents[:2])
-    reset(chat_blend)
+    reset(chat_blend.chat.library.start())
     whole = chat_blend.invoke(messages)
-    reset(chat_blend)
+    reset(chat_blend.chat.library.start())
     chunks = list(chat_blend.stream(messages))
-    streamed = chunks[0]
-    for chunk in chunks[1:]:
-        streamed += chunk
+    streamed = reduce(add, chunks)
     assert len(chunks) > 4, "token by token"
     assert streamed.content == whole.content
     assert streamed.usage_metadata == whole.usage_metadata
@@ -92,7 +88,7 @@ def test_chunk_that_is_damaged_is_counted_and_stored_again(
     keys = [keys_of(library, [text]) for text in texts]
     (first,) = keys[0]
     library.session.open().delete([first])  # as if the file had been lost
-    reset(chat_blend)
+    reset(chat_blend.chat.library.start())
     answer = chat_blend.invoke(ask(documents[3:], "Lost?"))
     created = answer.usage_metadata["input_token_details"]["cache_creation"]
     assert created == len(chat_blend.get_token_ids(texts[0]))

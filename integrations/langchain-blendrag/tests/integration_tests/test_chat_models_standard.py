@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import time
+from functools import reduce
+from operator import add
 from typing import Any, Literal
 
 import pytest
@@ -10,6 +11,7 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage
 from langchain_tests.integration_tests import ChatModelIntegrationTests, chat_models
 
+from blendrag.lab.arms import reset
 from langchain_blendrag import ChatBlend
 from one_engine import ENGINE, kv_dir
 from stores import keys_of
@@ -52,8 +54,7 @@ class TestChatBlend(ChatModelIntegrationTests):
         llm = ChatBlend(**self.chat_model_params)
         library = llm.chat.library
         llm.chat.collection(name).add({"text": [DOCUMENT]})
-        while not library.start().reset_prefix_cache():
-            time.sleep(0.05)
+        reset(library.start())
         return llm, list(keys_of(library, [DOCUMENT]))
 
     @pytest.mark.xfail(reason="the first layers of a model fill the name until the answer is cut off")
@@ -86,8 +87,4 @@ def _answer(llm: ChatBlend, stream: bool) -> AIMessage:
     prompt = f"{DOCUMENT.strip()}\n\nHow long does the warranty last?"
     if not stream:
         return llm.invoke(prompt, max_tokens=8)
-    chunks = list(llm.stream(prompt, max_tokens=8))
-    whole = chunks[0]
-    for chunk in chunks[1:]:
-        whole += chunk
-    return whole
+    return reduce(add, llm.stream(prompt, max_tokens=8))

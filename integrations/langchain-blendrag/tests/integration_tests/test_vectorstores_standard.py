@@ -19,30 +19,28 @@ from langchain_tests.integration_tests import RetrieversIntegrationTests, Vector
 from langchain_blendrag import BlendChroma, ChatBlend, warm
 
 
-def _chroma(llm: ChatBlend | None) -> Iterator[BlendChroma]:
-    store = BlendChroma(
-        f"test-{uuid.uuid4().hex}",
-        VectorStoreIntegrationTests.get_embeddings(),
-        client=chromadb.EphemeralClient(),
-        llm=llm,
-    )
-    yield store
-    store.delete_collection()
+def _chroma(llm: ChatBlend | None) -> BlendChroma:
+    """Return an empty store of its own."""
+    embeddings = VectorStoreIntegrationTests.get_embeddings()
+    return BlendChroma(f"test-{uuid.uuid4().hex}", embeddings, client=chromadb.EphemeralClient(), llm=llm)
 
 
 class TestBlendChroma(VectorStoreIntegrationTests):
     @pytest.fixture
     def vectorstore(self) -> Iterator[VectorStore]:  # type: ignore[override]
-        yield from _chroma(None)
+        store = _chroma(None)
+        yield store
+        store.delete_collection()
 
 
 class TestBlendChromaWithModel(VectorStoreIntegrationTests):
     @pytest.fixture
     def vectorstore(self, recorded_llm: ChatBlend, recorder: Any) -> Iterator[VectorStore]:  # type: ignore[override]
-        for store in _chroma(recorded_llm):
-            yield store
-            # What the test left is warm, and nothing else is.
-            assert recorder.kept == {text for text in store.get()["documents"] if text}
+        store = _chroma(recorded_llm)
+        yield store
+        # What the test left is warm, and nothing else is.
+        assert recorder.kept == {text for text in store.get()["documents"] if text}
+        store.delete_collection()
 
 
 class TestWarmInMemory(VectorStoreIntegrationTests):
@@ -59,12 +57,7 @@ class _Retrievers(RetrieversIntegrationTests):
     @property
     def retriever_constructor(self) -> Callable[..., BaseRetriever]:  # type: ignore[override]
         def construct(k: int = 4) -> BaseRetriever:
-            store = BlendChroma(
-                f"test-{uuid.uuid4().hex}",
-                VectorStoreIntegrationTests.get_embeddings(),
-                client=chromadb.EphemeralClient(),
-                llm=self.llm,
-            )
+            store = _chroma(self.llm)
             store.add_documents([Document(f"Fact {n}.", metadata={"n": n}) for n in range(5)])
             return store.as_retriever(search_kwargs={"k": k})
 

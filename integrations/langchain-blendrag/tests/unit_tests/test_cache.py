@@ -96,7 +96,7 @@ def test_answer_from_the_cache_has_the_evidence_and_usage_of_the_first(
 
 @pytest.mark.usefixtures("cache")
 def test_answer_of_the_same_configuration_only_is_given(make: Callable[..., ChatBlend], speaker: Any) -> None:
-    speaker.says = "Red and blue and green."
+    speaker.answers = ["Red and blue and green."]
     for options in ({}, {"max_tokens": 2}, {"stop": ["blue"]}, {"top_logprobs": 1}, {"top_logprobs": 3}):
         answer = make(**options).invoke("Hello?")
         assert ("logprobs" in answer.response_metadata) == ("top_logprobs" in options)

@@ -177,7 +177,7 @@ def test_prompt_has_as_many_answers_as_are_asked_for(
                 assert usage["input_tokens"] == one["input_tokens"]
                 assert usage["output_tokens"] == 3 * one["output_tokens"]
                 assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
-            seeds = sorted(sampling.seed for sampling in speaker.asked[-requests:])
+            seeds = sorted(asked.sampling.seed for asked in speaker.asked[-requests:])
             assert seeds == [5, 6, 7][:requests]
     assert len(speaker.asked) == 1 + 2 * 1 + 2 * 3
     assert make(n=3).invoke("Hi.").text == "Good day."
@@ -224,7 +224,7 @@ def test_answer_may_have_the_rest_of_the_window(make: Callable[..., ChatBlend], 
     llm = make()
     llm.invoke("Hi.")
     room = speaker.max_model_len - llm.get_num_tokens_from_messages([HumanMessage("Hi.")])
-    assert speaker.asked[0].max_tokens == room and llm.max_tokens is None
+    assert speaker.asked[0].sampling.max_tokens == room and llm.max_tokens is None
     assert llm.profile and llm.profile["max_output_tokens"] == llm.profile["max_input_tokens"]
     assert make(max_tokens=7).profile["max_output_tokens"] == 7
 

@@ -18,10 +18,9 @@ from langchain_core.runnables.history import RunnableWithMessageHistory
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 
-from blendrag.chat.chat import Chat
 from blendrag.errors import BlendragWarning
 from langchain_blendrag import ChatBlend
-from langchain_rig import Scripted
+from scripted_engine import Scripted
 
 pytestmark = pytest.mark.filterwarnings(f"error::{BlendragWarning.__module__}.BlendragWarning")
 
@@ -35,20 +34,6 @@ def llm(recorded_llm: ChatBlend, recorder: Any, monkeypatch: pytest.MonkeyPatch)
     engine = Scripted(recorded_llm.chat.library.tokenizer)
     monkeypatch.setattr(recorder, "start", lambda progress=None: engine)
     return ChatBlend(kv_dir=recorded_llm.kv_dir)
-
-
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
-    """The conversations of the requests, in their order."""
-    seen: Asked = []
-    turn = Chat._turn
-
-    def noted(chat: Chat, request: Any) -> Any:
-        seen.append(request.conversation)
-        return turn(chat, request)
-
-    monkeypatch.setattr(Chat, "_turn", noted)
-    return seen
 
 
 async def _drained(stream: Any) -> None:

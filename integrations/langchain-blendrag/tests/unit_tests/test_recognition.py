@@ -20,8 +20,9 @@ from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import create_retriever_tool
 
 from langchain_blendrag import BlendChroma, ChatBlend
-from langchain_rig import ANSWER, Placed, Rig, Scripted, format_docs
+from langchain_rig import ANSWER, Placed, Rig, format_docs
 from prompt_shapes import DOCUMENTS, QUESTION, Shape, Shapes
+from scripted_engine import Scripted
 
 pytestmark = pytest.mark.filterwarnings("error::blendrag.errors.BlendragWarning")
 
@@ -44,7 +45,7 @@ def rig(recorded_llm: ChatBlend, recorder: Any, monkeypatch: pytest.MonkeyPatch)
     llm = ChatBlend(kv_dir=recorded_llm.kv_dir, min_cached_tokens=1)
     library = llm.chat.library
     assert library is recorded_llm.chat.library
-    engine, start = Scripted(library.tokenizer), recorder.start
+    engine, start = Scripted(library.tokenizer, [ANSWER]), recorder.start
 
     def started(progress: Any = None) -> Scripted:
         start(progress)
@@ -148,7 +149,7 @@ def retrieval_chain_document_prompt(rig: Rig) -> None:
 
 @shape("`create_history_aware_retriever`, second turn", "2 1 3")
 def history_aware_chain(rig: Rig) -> None:
-    rig.engine.answers = ["And what do 2, 1 and 3 say?"]
+    rig.engine.answers = ["And what do 2, 1 and 3 say?", ANSWER]
     rephrase = ChatPromptTemplate.from_messages(
         [
             MessagesPlaceholder("chat_history"),
@@ -187,7 +188,7 @@ def ensemble_retriever(rig: Rig) -> None:
 
 @shape("`MultiQueryRetriever`", "3 4 1 2")
 def multi_query_retriever(rig: Rig) -> None:
-    rig.engine.answers = ["What do 3 and 4 say?\nWhat do 1 and 2 say?"]
+    rig.engine.answers = ["What do 3 and 4 say?\nWhat do 1 and 2 say?", ANSWER]
     several = MultiQueryRetriever.from_llm(rig.retriever(2), rig.llm)
     rig.lcel(ChatPromptTemplate.from_template(TEMPLATE), several | format_docs).invoke(QUESTION)
 

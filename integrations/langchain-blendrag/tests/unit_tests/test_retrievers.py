@@ -21,8 +21,9 @@ from begun import begins
 from blendrag.errors import ConfigError
 from blendrag.prompt import decode
 from langchain_blendrag import ChatBlend, SpeculativeRetriever
-from langchain_rig import WAYS, Scripted
+from langchain_rig import WAYS
 from prompt_shapes import DOCUMENTS
+from scripted_engine import Scripted
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*have no KV")
 

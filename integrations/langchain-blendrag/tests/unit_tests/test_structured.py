@@ -55,7 +55,7 @@ def held(
     make: Callable[..., ChatBlend], speaker: Any, schema: Any, method: Any, tokens: int, **more: Any
 ) -> Any:
     name = "Typed" if schema is Typed else "Office"
-    speaker.says = CALL.replace("Office", name) if method == "function_calling" else WHOLE
+    speaker.answers = [CALL.replace("Office", name) if method == "function_calling" else WHOLE]
     return make(max_tokens=tokens).with_structured_output(schema, method=method, **more)
 
 
@@ -109,7 +109,7 @@ def test_answer_whose_last_token_was_the_last_allowed_is_whole(
     make: Callable[..., ChatBlend], speaker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     llm = make()
-    speaker.says = WHOLE + " and more"
+    speaker.answers = [WHOLE + " and more"]
     most = len(speaker.tokenizer.encode(WHOLE, add_special_tokens=False))
     read = llm.with_structured_output(Typed).bind(max_tokens=most)
     assert read.invoke("Where?") == VALUES
@@ -119,15 +119,13 @@ def test_answer_whose_last_token_was_the_last_allowed_is_whole(
 def test_number_that_may_have_lost_digits_is_an_error(
     make: Callable[..., ChatBlend], speaker: Any, said: str, tokens: int
 ) -> None:
-    speaker.says = said or "<think>"
+    speaker.answers = [said or "<think>"]
     read = make(max_tokens=tokens).with_structured_output({"title": "N", "type": "integer"})
     with pytest.raises(OutputParserException, match="no whole JSON"):
         read.invoke("How many?")
 
 
 AMOUNT = {"type": "object", "properties": {"amount": {"type": "integer"}}, "required": ["amount"]}
-NAMED = {"name": "Fee", "schema": AMOUNT, "strict": True}
-LIST = {"title": "Fees", "type": "array", "items": AMOUNT}
 
 
 @pytest.mark.parametrize(
@@ -208,10 +206,10 @@ def test_field_of_a_typed_dict_may_be_left_out_or_null_where_it_says_so(
     make: Callable[..., ChatBlend], speaker: Any, method: Any
 ) -> None:
     written = '{"city": "Bergen", "floors": [{"number": 1}], "best": null}'
-    speaker.says = f'{{"name": "Building", "arguments": {written}}}' if method[0] == "f" else written
+    speaker.answers = [f'{{"name": "Building", "arguments": {written}}}' if method[0] == "f" else written]
     llm = make().with_structured_output(Building, method=method)
     assert llm.invoke("Where?") == json.loads(written)
-    grammar = speaker.asked[-1].grammar.value
+    grammar = speaker.asked[-1].sampling.grammar.value
     schema = grammar["properties"]["arguments"] if method[0] == "f" else grammar
     floor = schema["properties"]["floors"]["items"]
     assert (schema["required"], floor["required"]) == (["city", "floors", "best"], ["number"])
@@ -230,8 +228,8 @@ class Day(Enum):
 
 @pytest.mark.parametrize("ask", ASK)
 def test_member_of_an_enum_is_answered(make: Callable[..., ChatBlend], speaker: Any, ask: str) -> None:
-    speaker.says = '"friday"'
+    speaker.answers = ['"friday"']
     assert ASK[ask](make().with_structured_output(Day), "When?") == [Day.FRIDAY]
-    assert speaker.asked[-1].grammar.value["enum"] == ["friday", 7]
+    assert speaker.asked[-1].sampling.grammar.value["enum"] == ["friday", 7]
     with pytest.raises(ConfigError, match="schema of an object"):
         make().with_structured_output(Day, method="function_calling")

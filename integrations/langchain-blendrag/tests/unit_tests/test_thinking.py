@@ -14,7 +14,8 @@ from langchain_core.output_parsers import StrOutputParser
 
 from blendrag.errors import BlendragWarning
 from langchain_blendrag import ChatBlend
-from langchain_rig import WAYS, Scripted
+from langchain_rig import WAYS
+from scripted_engine import Scripted
 
 pytestmark = pytest.mark.filterwarnings(f"error::{BlendragWarning.__module__}.BlendragWarning")
 
@@ -31,7 +32,7 @@ def make(
     def make(**options: Any) -> ChatBlend:
         llm = ChatBlend(model=model, kv_dir=tmp_path / "kv", blend=False, **options)
         library = llm.chat.library
-        engine = Scripted(library.tokenizer, [SAID] * 9)
+        engine = Scripted(library.tokenizer, [SAID])
         monkeypatch.setattr(library.session, "start", lambda progress=None: engine)
         made.append(llm)
         return llm

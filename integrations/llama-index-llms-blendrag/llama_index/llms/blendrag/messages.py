@@ -168,9 +168,6 @@ def _fields(value: Any) -> dict[str, Any]:
 
 
 def _call(id: str | None, name: str, arguments: Any) -> dict[str, Any]:
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except ValueError:
-            arguments = {}
-    return {"id": id or "", "name": name, "arguments": arguments if isinstance(arguments, dict) else {}}
+    """Return a call as requests take it, which read arguments that are text."""
+    known = isinstance(arguments, dict | str)
+    return {"id": id or "", "name": name, "arguments": arguments if known else {}}
