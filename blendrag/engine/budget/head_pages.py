@@ -59,8 +59,7 @@ class HeadPages:
 
     def ids(self, layers: Ints | int, blocks: Ints, heads: Ints | int) -> Ints:
         """Return the id of the page of each layer, block and head, which are broadcast; int64."""
-        at: Ints = (self._layers[layers] + blocks * self._block + heads * self._head) // self._unit
-        return at
+        return (self._layers[layers] + blocks * self._block + heads * self._head) // self._unit
 
     def write(self, layer: int, pages: Ints, key: torch.Tensor, value: torch.Tensor) -> None:
         """Fill whole pages with K and V of one head, [pages * block_size, head_size] each."""

@@ -64,8 +64,7 @@ class StoreClient:
 
     def flush(self) -> int:
         """Wait for all writes. Returns the bytes written since the last ingest or flush."""
-        nbytes: int = self._call("flush")
-        return nbytes
+        return self._call("flush")
 
     def ingest_later(self, chunks: Iterable[Chunk]) -> Future[Any]:
         """Do :meth:`ingest` and :meth:`flush` without waiting. An error is raised by the next ingest."""

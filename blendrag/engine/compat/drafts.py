@@ -123,10 +123,7 @@ class DraftingModel:
                 del layer.forward
         states, parts = found if isinstance(found, tuple) else (found, ())
         if self._method == "eagle3":
-            combined: torch.Tensor = self._module.combine_hidden_states(
-                torch.cat(parts, -1) if parts else states
-            )
-            return combined
+            return self._module.combine_hidden_states(torch.cat(parts, -1) if parts else states)
         return states
 
 

@@ -211,26 +211,22 @@ def block_format(attentions: Sequence[Any]) -> str:
 
 def dtype_of(vllm_config: Any) -> torch.dtype:
     """Return the dtype of a model's activations, and of K and V."""
-    dtype: torch.dtype = vllm_config.model_config.dtype
-    return dtype
+    return vllm_config.model_config.dtype
 
 
 def cache_of(attention: Any) -> torch.Tensor:
     """Return the paged cache of an attention module."""
-    cache: torch.Tensor = attention.kv_cache
-    return cache
+    return attention.kv_cache
 
 
 def name_of(attention: Any) -> str:
     """Return the name by which the backend's metadata knows an attention module."""
-    name: str = attention.layer_name
-    return name
+    return attention.layer_name
 
 
 def heads_of(attention: Any) -> int:
     """Return how many heads Q of an attention module has."""
-    heads: int = attention.num_heads
-    return heads
+    return attention.num_heads
 
 
 def has_known_parts(model: Any) -> bool:
@@ -258,8 +254,7 @@ def output_weight(layer: Any, attention: Any) -> torch.Tensor | None:
         return None
     width = attention.num_heads * attention.head_size
     one_hot = torch.eye(width, dtype=attention.kv_cache.dtype, device=attention.kv_cache.device)
-    weight: torch.Tensor = siblings[0].quant_method.apply(siblings[0], one_hot, None).T
-    return weight
+    return siblings[0].quant_method.apply(siblings[0], one_hot, None).T
 
 
 def attend(attention: Any, query: torch.Tensor, cache: torch.Tensor, metadata: Any) -> torch.Tensor:

@@ -182,8 +182,7 @@ class _Table:
         return _Slots(self, upload(self.slots(positions, sequences)[first:], self.on_device.device), first)
 
     def slots(self, positions: Ints, sequences: Ints | int) -> Ints:
-        slots: Ints = self.block_ids[sequences, positions // self.size] * self.size + positions % self.size
-        return slots
+        return self.block_ids[sequences, positions // self.size] * self.size + positions % self.size
 
     def memory_of(self, attention: Any) -> torch.Tensor:
         like = cache_of(attention)
