@@ -103,7 +103,7 @@ class DraftingModel:
     ) -> None:
         """Run its own forward, not compiled, over [n] tokens. outputs: of the layers that it ``reads``."""
         given = {"hidden_states": self._states(token_ids, positions, outputs)} if self.reads_outputs else {}
-        with layer_context(self._vllm_config, {}, {}, len(positions)):
+        with layer_context(self._vllm_config, len(positions)):
             self._module(input_ids=token_ids, positions=positions, inputs_embeds=None, **given)
 
     def _states(
@@ -116,7 +116,7 @@ class DraftingModel:
         for number, layer in enumerate(layers):
             layer.forward = _giving(layer, outputs.get(number, last))
         try:
-            with layer_context(self._vllm_config, {}, {}, len(positions)):
+            with layer_context(self._vllm_config, len(positions)):
                 found = text_model(self._target)(token_ids, positions)
         finally:
             for layer in layers:

@@ -305,13 +305,11 @@ def scratch_cache(attention: Any, blocks: int) -> torch.Tensor:
 
 
 @contextmanager
-def layer_context(
-    vllm_config: Any, metadata: dict[str, Any], slots: dict[str, torch.Tensor], tokens: int
-) -> Iterator[None]:
+def layer_context(vllm_config: Any, tokens: int) -> Iterator[None]:
     """Set up what a whole decoder layer expects around it when it runs outside the engine's own forward."""
     with (
         set_current_vllm_config(vllm_config),
-        set_forward_context(metadata, vllm_config, num_tokens=tokens, slot_mapping=slots, skip_compiled=True),
+        set_forward_context({}, vllm_config, num_tokens=tokens, slot_mapping={}, skip_compiled=True),
     ):
         yield
 
