@@ -17,7 +17,7 @@ from vllm.v1.attention.backend import CommonAttentionMetadata
 
 from blendrag.attention.runs import Runs
 from blendrag.attention.scores import Scores
-from blendrag.engine.compat.layer_kv import is_latent
+from blendrag.engine.compat.layer_kv import KV, is_latent
 from blendrag.engine.compat.platform import FP8_KV, is_cpu
 
 # Structures that `known_layers.KnownDecoder` computes piecewise; anything else goes through whole layers.
@@ -154,7 +154,7 @@ def scores_of(attention: Any) -> Scores | None:
     return Scores(impl.scale, attention.sliding_window, cap or 0.0, sinks)
 
 
-def key_value_of(attention: Any, cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+def key_value_of(attention: Any, cache: torch.Tensor) -> KV | None:
     """Return K and V in the paged ``cache`` of an attention module, or in one like it: views, [blocks,
     block_size, kv_heads, head_size] each, to be multiplied by :func:`scales_of`. None if the layout is not
     known.
@@ -185,7 +185,7 @@ def scales_of(attention: Any) -> tuple[float, float] | None:
     return None if _fp8_of(attention) is None else (attention._k_scale_float, attention._v_scale_float)
 
 
-def exactly_kept(attention: Any, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def exactly_kept(attention: Any, key: torch.Tensor, value: torch.Tensor) -> KV:
     """Return K and V that are near these, and that an attention module's cache holds without rounding: how it
     rounds depends on the device."""
     fp8, scales = _fp8_of(attention), scales_of(attention)
