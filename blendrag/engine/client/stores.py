@@ -72,7 +72,7 @@ class StoreClient:
 
     def prefetch(self, keys: Iterable[str]) -> Future[Any]:
         """Have the worker begin to read chunks into memory. Returns at once."""
-        return self._later("prefetch", list(keys))
+        return self.engine.call_later("prefetch", self.id, list(keys))
 
     def delete(self, keys: Iterable[str], *, everywhere: bool = False) -> Deleted:
         """Drop chunks from all tiers; with ``everywhere``, drop nothing unless all tiers can be reached."""
@@ -97,9 +97,6 @@ class StoreClient:
 
     def _call(self, operation: str, *args: Any) -> Any:
         return self.engine.call(operation, self.id, *args)
-
-    def _later(self, operation: str, *args: Any) -> Future[Any]:
-        return self.engine.call_later(operation, self.id, *args)
 
 
 def _plain(chunks: Iterable[Chunk]) -> list[tuple[str, list[int], list[int], str]]:

@@ -91,7 +91,7 @@ class ExactPrefixes(WorkerHook):
             "open_tree": self.open,
             "close_tree": self.close_tree,
             "delete_nodes": self.delete,
-            "tree_stats": self.stats,
+            "tree_stats": lambda tree: self._trees[tree].kv.stats(),
         }
 
     def open(self, root: str, identity: dict[str, Any], stack: Sequence[dict[str, Any]]) -> str:
@@ -132,9 +132,6 @@ class ExactPrefixes(WorkerHook):
         if not self._ranks.first and self._trees.get(tree) is opened:  # it may have closed meanwhile
             opened.delete(keys)
 
-    def stats(self, tree: str) -> dict[str, Any]:
-        return self._trees[tree].stats()
-
     @property
     def tiers(self) -> list[Tier]:
         """Return the tiers of all trees."""
@@ -149,7 +146,7 @@ class ExactPrefixes(WorkerHook):
         KeyError for a closed tree, or error of the device."""
         if not order.token_ids:
             if tree := self._trees.get(order.tree):
-                tree.used([*(key for key, _ in order.nodes), *filter(None, [order.state])])
+                tree.kv.used([*(key for key, _ in order.nodes), *filter(None, [order.state])])
             return None
         tree, report, error = self._trees[order.tree], None, None
         try:
@@ -182,7 +179,7 @@ class ExactPrefixes(WorkerHook):
 
         found = tree.load(nodes[wanted[0] :], use=order.use, allow=allow)
         if order.use:
-            tree.used([key for key, _ in order.nodes[: wanted[0]]])
+            tree.kv.used([key for key, _ in order.nodes[: wanted[0]]])
         if (states := self._cache.states) is not None:
             if not order.state or not all(order.state_blocks):
                 raise NodeMissingError(f"{order.nodes[-1][0]} has no state, or no block for one")
