@@ -114,10 +114,8 @@ class ExactPrefixes(WorkerHook):
 
     def close(self) -> None:
         """Close all trees, once what was copied out is stored."""
-        self._writer.submit(lambda: None).result()
-        for tree in self._trees.values():
-            tree.close()
-        self._trees.clear()
+        for tree in list(self._trees):
+            self.close_tree(tree)
 
     def close_tree(self, tree: str) -> None:
         self._writer.submit(lambda: None).result()
@@ -213,21 +211,14 @@ class ExactPrefixes(WorkerHook):
     def put_head(self, order: BlendOrder) -> tuple[BlendOrder, BlendReport | None]:
         """Put the exact prefix of a prompt whose rest is blended into its blocks. Returns what is left to do,
         and what was loaded. If the prefix cannot be had, the prompt is blended from its beginning."""
-        head, end = order.recipe.head, order.recipe.exact_end
-        if order.recipe.tree not in self._trees or not order.written < end < len(order.token_ids):
+        tree, end = order.recipe.tree, order.recipe.exact_end
+        if tree not in self._trees or not order.written < end < len(order.token_ids):
             return order, None
-        ids = order.token_ids[:end]
-        load = NodeLoad(
-            order.request_id,
-            order.ticket,
-            order.recipe.tree,
-            head,
-            ids,
-            order.block_ids,
-            order.written,
-        )
+        nodes, ids = order.recipe.head, order.token_ids[:end]
         try:
-            report = self.load(load)
+            report = self.load(
+                NodeLoad(order.request_id, order.ticket, tree, nodes, ids, order.block_ids, order.written)
+            )
         except (_RefusedError, NodeMissingError) as error:
             _log.info("a prompt is blended from its beginning: %s", error)
             return order, None
