@@ -1,15 +1,14 @@
 """The choice of the KV that an answer is decoded from (Ada-KV): scorers and allocators, one interface and one
 registry each. Plain torch, no engine."""
 
-from blendrag.compress.allocator import ALLOCATORS, Allocator, register_allocator
+from blendrag.compress.allocator import ALLOCATORS
 from blendrag.compress.budget import Budget, check_budget, make_budget
 from blendrag.compress.pages import kept_tokens, page_gains
-from blendrag.compress.scorer import SCORERS, Observed, Scorer, register_scorer
+from blendrag.compress.scorer import SCORERS, Observed, Scorer
 
 __all__ = [
     "ALLOCATORS",
     "SCORERS",
-    "Allocator",
     "Budget",
     "Observed",
     "Scorer",
@@ -17,6 +16,4 @@ __all__ = [
     "kept_tokens",
     "make_budget",
     "page_gains",
-    "register_allocator",
-    "register_scorer",
 ]

@@ -19,7 +19,6 @@ from blendrag.store.identity import KVIdentity, prefix_name
 from blendrag.store.kv_reader import KVReader
 from blendrag.store.kv_store import KVStore
 from blendrag.store.tiers import Tier, TierSpec
-from blendrag.store.tiers.local import Forecast
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +45,9 @@ class Stores:
         return {
             "open_store": self.open,
             "close_store": self.close,
-            "prefetch": self.prefetch,
+            "prefetch": lambda store, keys: self.get(store).prefetcher.begin(keys),
             "empty_ram": lambda store: self.get(store).kv.empty_ram(),
-            "forecast": self.forecast,
+            "forecast": lambda store, forecasts: self.get(store).kv.policies.forecast(forecasts),
             "stats": self.stats,
         }
 
@@ -109,13 +108,6 @@ class Stores:
     def tiers(self) -> list[Tier]:
         return [tier for opened in self._stores.values() for tier in opened.kv.tiers]
 
-    def prefetch(self, store: str, keys: Sequence[str]) -> None:
-        """Begin to read chunks into memory while the engine takes its steps. Returns at once."""
-        self.get(store).prefetcher.begin(keys)
-
-    def forecast(self, store: str, forecasts: Sequence[Forecast]) -> None:
-        self.get(store).kv.forecast(forecasts)
-
     def stats(self, store: str) -> StoreStats:
         opened = self.get(store)
-        return StoreStats(opened.kv.stats(), opened.prefetcher.stats(), opened.kv.policy_stats())
+        return StoreStats(opened.kv.stats(), opened.prefetcher.stats(), opened.kv.policies.stats())

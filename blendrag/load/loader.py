@@ -13,8 +13,8 @@ import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -98,7 +98,8 @@ class LayerLoader:
 
     def __init__(self, in_flight: int = IN_FLIGHT, timed: Timed | None = None) -> None:
         self._in_flight, self._timed = in_flight, timed
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="blendrag-loader", initializer=stay_aside)
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="blendrag-loader", initializer=stay_aside)
+        """The loader's thread, for more work that may wait, too: it is done before what is loaded next."""
         self._slots: Slots | None = None
         self._kind: tuple[object, ...] = ()
 
@@ -129,16 +130,11 @@ class LayerLoader:
             self._kind = kind
         ring, told = _Ring(self._slots, count, group), (trace, filled, self._timed)
         more = drafts.layers if all(span.opened.head.drafts == drafts for span in spans) else 0
-        return _Loading(self._thread, ring, tokens, spans, layout, device, *told, more)
-
-    @property
-    def thread(self) -> Executor:
-        """Return the loader's thread, for more work that may wait: it is done before what is loaded next."""
-        return self._thread
+        return _Loading(self.thread, ring, tokens, spans, layout, device, *told, more)
 
     def drain(self) -> None:
         """Wait until no former request is still loading."""
-        self._thread.submit(lambda: None).result()
+        self.thread.submit(lambda: None).result()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -312,7 +308,11 @@ class _Loading(StoredLayers):
         """Return verified rows of every part. again: those that are kept for RAM are here already."""
         kept = enumerate(part.kept for part in self._parts) if again else ()
         rows = {at: own[first:last] for at, own in kept if own is not None}
-        for tier, members in self._by_tier(without=rows.keys()):
+        by_tier: dict[Tier, list[int]] = {}
+        for at, part in enumerate(self._parts):
+            if at not in rows:
+                by_tier.setdefault(part.span.opened.tier, []).append(at)
+        for tier, members in by_tier.items():
             wanted = [self._parts[at].read(first, last, self._into(at, first, last)) for at in members]
             begin = time.perf_counter()
             try:
@@ -337,15 +337,6 @@ class _Loading(StoredLayers):
     def _into(self, at: int, first: int, last: int) -> torch.Tensor:
         kept = self._parts[at].kept
         return self._scratch[at][: last - first] if kept is None else kept[first:last]
-
-    def _by_tier(self, without: Collection[int]) -> Iterator[tuple[Tier, list[int]]]:
-        tiers: dict[int, list[int]] = {}
-        for at, part in enumerate(self._parts):
-            if at in without:
-                continue
-            tiers.setdefault(id(part.span.opened.tier), []).append(at)
-        for members in tiers.values():
-            yield self._parts[members[0]].span.opened.tier, members
 
     def _fill(self, first_layer: int, filled: Filled) -> None:
         """Read the layers that nobody asked for, too, and hand the records over."""

@@ -7,22 +7,11 @@ import threading
 import time
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import asdict, dataclass
 
 from blendrag.load.loader import stay_aside
 from blendrag.store.kv_reader import KVReader
 
 _EXPIRE_S = 10.0  # a prompt that has not come by then will not come
-
-
-@dataclass(slots=True)
-class PrefetchStats:
-    """The numbers of chunks asked for ahead of their prompt, of those read, and of those that were not read,
-    since no prompt needed them."""
-
-    asked: int = 0
-    read: int = 0
-    cancelled: int = 0
 
 
 class Prefetcher:
@@ -33,7 +22,7 @@ class Prefetcher:
         self._store, self._expire_s = store, expire_s
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="blendrag-prefetch", initializer=stay_aside)
         self._batches: list[dict[str, Future[None]]] = []
-        self._stats = PrefetchStats()
+        self._stats = {"asked": 0, "read": 0, "cancelled": 0}
         self._lock = threading.Lock()
 
     def begin(self, keys: Iterable[str]) -> None:
@@ -43,7 +32,7 @@ class Prefetcher:
             self._batches = [batch for batch in self._batches if not all(f.done() for f in batch.values())]
             batch = {key: self._thread.submit(self._read, key, due) for key in dict.fromkeys(keys)}
             self._batches.append(batch)
-            self._stats.asked += len(batch)
+            self._stats["asked"] += len(batch)
 
     def arrived(self, keys: Iterable[str]) -> None:
         """Note that a prompt with these chunks is here. Batches that have one of them were for it, and end.
@@ -57,14 +46,16 @@ class Prefetcher:
                 self._batches.remove(batch)
                 for key, read in batch.items():
                     if read.cancel():
-                        self._stats.cancelled += 1
+                        self._stats["cancelled"] += 1
                     elif key in wanted:
                         begun.append(read)
         wait(begun)
 
     def stats(self) -> dict[str, int]:
+        """Return the numbers of chunks asked for ahead of their prompt, of those read, and of those that were
+        not read, since no prompt needed them."""
         with self._lock:
-            return asdict(self._stats)
+            return dict(self._stats)
 
     def close(self) -> None:
         """Stop, after reading to its end what is being read."""
@@ -75,5 +66,4 @@ class Prefetcher:
         if not late:
             self._store.prefetch(key)
         with self._lock:
-            self._stats.cancelled += late
-            self._stats.read += not late
+            self._stats["cancelled" if late else "read"] += 1

@@ -4,7 +4,6 @@ from blendrag.select.interface import (
     SELECTORS,
     CachedTokens,
     Metric,
-    RankedSelector,
     Selector,
     register_selector,
 )
@@ -14,7 +13,6 @@ __all__ = [
     "SELECTORS",
     "CachedTokens",
     "Metric",
-    "RankedSelector",
     "Selector",
     "make_selector",
     "register_selector",

@@ -16,7 +16,6 @@ from blendrag.store.record import DamagedError, Layout, Miss, Reason, Record
 from blendrag.store.replicas import Replicas
 from blendrag.store.stack import TierSpec
 from blendrag.store.tiers import Context, Opened, RamTier, Read, Tier, TierError, make_tier
-from blendrag.store.tiers.local import Forecast
 
 WantedChunks = Sequence[tuple[str, Sequence[int]]]
 
@@ -27,12 +26,13 @@ class KVReader:
 
     An engine's other ranks have one each. The first rank has the :class:`~blendrag.store.kv_store.KVStore`, a
     reader that also stores, and keeps the catalogue in step. ``replicas``: the copies in the other tiers.
+    ``policies``: the calls to those by which chunks leave.
     """
 
     def __init__(self, tiers: Sequence[Tier], layout: Layout, replicas: Replicas) -> None:
         self.layout, self.tiers, self.replicas = layout, tuple(tiers), replicas
         self.ram = next((tier for tier in tiers if isinstance(tier, RamTier)), None)
-        self._policies = Policies(tiers)
+        self.policies = Policies(tiers)
 
     @classmethod
     def open(
@@ -95,7 +95,7 @@ class KVReader:
         if use:
             there = [isinstance(answer, Opened) for answer in answers]
             prompt = [key for key, _ in wanted]
-            self._policies.used(prompt, itertools.compress(prompt, there))
+            self.policies.used(prompt, itertools.compress(prompt, there))
         return answers
 
     @staticmethod
@@ -151,7 +151,7 @@ class KVReader:
 
     def used(self, prompt: Sequence[str]) -> None:
         """Note that a prompt had these chunks' KV from elsewhere, which is a use of those that are here."""
-        self._policies.used(prompt, prompt)
+        self.policies.used(prompt, prompt)
 
     def _seen(self, key: str, uses: int) -> None:
         """Note that a chunk was asked for, and is there."""
@@ -171,14 +171,6 @@ class KVReader:
             if self.ram is not None:
                 self.ram.delete(keys)
         return 0, []
-
-    def forecast(self, forecasts: Sequence[Forecast]) -> None:
-        """Tell the policies of this machine's tiers which conversations go on."""
-        self._policies.forecast(forecasts)
-
-    def policy_stats(self) -> dict[str, dict[str, float]]:
-        """Return how long policies have held up prompts and forecasts (:meth:`Policies.stats`)."""
-        return self._policies.stats()
 
     # -- the rest -----------------------------------------------------------------------------------------
 

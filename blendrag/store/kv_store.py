@@ -21,10 +21,10 @@ from blendrag.store.record import NO_DRAFTS, DamagedError, DraftLayers, Layout, 
 from blendrag.store.replicas import Replicas
 from blendrag.store.stack import TierSpec, primary_at
 from blendrag.store.tiers import Context, DiskTier, GoneError, Opened, RamTier, Tier, TierError, make_tier
+from blendrag.store.tiers.interface import LEVELS
 from blendrag.store.tiers.local import LocalTier
 
 _INTERVAL_S = 5.0
-_LEVELS = ("chunks", "bytes")  # what a tier holds now; its other statistics grow
 
 
 class UsageLog:
@@ -60,7 +60,7 @@ class UsageLog:
             self._catalogue.touch(uses)
             for tier in self._tiers:
                 now, before = tier.stats(), self._counted.get(tier.name, {})
-                growth = {name: now[name] - before.get(name, 0) for name in now if name not in _LEVELS}
+                growth = {name: now[name] - before.get(name, 0) for name in now if name not in LEVELS}
                 self._catalogue.count(tier.name, {name: by for name, by in growth.items() if by})
                 self._counted[tier.name] = now
 

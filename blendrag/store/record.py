@@ -154,8 +154,10 @@ class Layout:
         length = int.from_bytes(first[:8], "little")
         if not 2 <= length <= _MAX_HEADER:
             raise DamagedError(f"{key}: a header of {length:,} bytes")
+        if 8 + length > size:
+            raise DamagedError(f"{key}: {size:,} bytes, cut off")
         if len(first) < 8 + length:
-            return _within(key, 8 + length, size)
+            return 8 + length
         try:
             fields = json.loads(bytes(first[8 : 8 + length]))
             (tokens,) = fields["token_ids"]["shape"]
@@ -334,9 +336,3 @@ class Record:
 def checksum(row: torch.Tensor) -> str:
     """Return xxh3_64 of a row's bytes, 16 hex digits."""
     return xxhash.xxh3_64_hexdigest(row.numpy().data)
-
-
-def _within(key: str, wanted: int, size: int) -> int:
-    if wanted > size:
-        raise DamagedError(f"{key}: {size:,} bytes, cut off")
-    return wanted

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -127,19 +126,12 @@ class NodeStore:
             self.kv.close_records(opened)
         return records
 
-    def used(self, keys: Iterable[str]) -> None:
-        """Note that a prompt began with these nodes, whose KV the engine had itself."""
-        self.kv.used(list(keys))
-
     def delete(self, keys: Sequence[str]) -> None:
         """Drop nodes from all tiers. With each node, all that stand behind it have to be named, last ones
         first."""
         self.kv.delete(keys)
         for key in keys:
             self._parents.pop(key, None)
-
-    def stats(self) -> dict[str, Any]:
-        return self.kv.stats()
 
     def close(self) -> None:
         self.kv.close()

@@ -69,7 +69,7 @@ class Tree:
     @classmethod
     def found(cls, root: Path) -> Tree | None:
         """Return the tree in ``root``, whatever engine it is of, if there is one."""
-        return cls(Catalogue.open(root, None)) if (root / "catalogue.sqlite").is_file() else None
+        return cls(Catalogue.open(root, None)) if Catalogue.is_in(root) else None
 
     def close(self) -> None:
         self._catalogue.close()

@@ -109,7 +109,7 @@ def note_chosen(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
 def evict_and_read(model: LoadedModel, monkeypatch: pytest.MonkeyPatch, choices: str = "") -> None:
     """Steps of requests, one of them evicted, against exact attention over what was kept."""
     size = model.cache.block_size
-    compression = Compression.of(model.decoder, model.cache)
+    compression = Compression(model.decoder, model.cache)
     assert compression.reason is None
     chosen = note_chosen(monkeypatch)
     options = {"kv_budget": f"{4 * size}{choices}"}

@@ -145,7 +145,7 @@ class RequestBlend:
                 failure = self._steady.failure if self._steady else None
             except LoadFailedError as problem:  # the next attempt writes this prompt's KV again
                 failure = problem
-            lost = self._all_lost(_lost_by(failure), failure)
+            lost = self._all_lost([], failure)
             if not lost:
                 break
         first = self._order.written == self._order.recipe.exact_end
@@ -156,7 +156,11 @@ class RequestBlend:
 
     def _all_lost(self, lost: list[Lost], problem: Exception | None) -> list[Lost]:
         """Return what any of the ranks has lost. Any other problem of one rank is raised on all of them."""
-        grave = None if isinstance(problem, LoadFailedError) else problem
+        grave = problem
+        if isinstance(problem, LoadFailedError):
+            assert problem.opened, problem
+            grave = None
+            lost = [(opened.head.key, opened.tier.name, problem.reason) for opened in problem.opened]
         told = self._ranks.everyone((lost, grave and f"{type(grave).__name__}: {grave}"))
         if grave is not None:
             raise grave
@@ -423,13 +427,6 @@ class RequestBlend:
         like = torch.empty(0, dtype=kv.layout.dtype, device=self._model.cache.device)
         self._steady = SteadyLayers(layers, shape, like)
         return self._steady
-
-
-def _lost_by(failure: Exception | None) -> list[Lost]:
-    if not isinstance(failure, LoadFailedError):
-        return []
-    assert failure.opened, failure
-    return [(opened.head.key, opened.tier.name, failure.reason) for opened in failure.opened]
 
 
 def _shares(keys: Sequence[str], tokens: PromptTokens, attention: torch.Tensor) -> dict[str, float]:

@@ -15,10 +15,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from blendrag.engine.compat.layer_kv import KV
 from blendrag.engine.forward.indices import Indices, Ints, upload
 from blendrag.engine.forward.kv_layers import Projected
 from blendrag.engine.forward.paged import Places
-from blendrag.engine.forward.prompt_forward import KV, Look, PromptForward
+from blendrag.engine.forward.prompt_forward import Look, PromptForward
 
 # Chosen by first-token divergence on chunks of 48 to 200 tokens, and flat around these.
 _RANGE = 32.0  # in tokens, over which a weight falls to 1/e

@@ -6,8 +6,9 @@ import time
 from collections.abc import Container, Generator, Sequence
 from functools import partial
 
+from blendrag.engine.compat.layer_kv import KV
 from blendrag.engine.forward.indices import upload
-from blendrag.engine.forward.prompt_forward import KV, PromptForward
+from blendrag.engine.forward.prompt_forward import PromptForward
 from blendrag.load.layers import StoredLayer, StoredLayers
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Self
 
 import numpy as np
 import torch
@@ -74,49 +73,22 @@ class Compression(WorkerHook):
 
     name = "budget"
 
-    def __init__(self, decoder: Decoder, parts: Parts | None, reason: str | None) -> None:
-        self._decoder, self._parts, self.reason = decoder, parts, reason
-        self._reports = Reports()
-        self._seen: dict[str, WindowQueries | ConfigError] = {}
-        self._grams: dict[int, torch.Tensor] = {}
-
-    @classmethod
-    def of(cls, decoder: Decoder, cache: PagedCache, ranks: int = 1, reports: Reports | None = None) -> Self:
+    def __init__(
+        self, decoder: Decoder, cache: PagedCache, ranks: int = 1, reports: Reports | None = None
+    ) -> None:
         """Make it for a model. Raises nothing: users who ask for no eviction must not see an error. reports:
         those of blends, which then tell of evictions, too."""
-        made = cls._of(decoder, cache, ranks)
-        made._reports = reports or made._reports
-        return made
-
-    @classmethod
-    def _of(cls, decoder: Decoder, cache: PagedCache, ranks: int) -> Self:
-        if ranks > 1:  # the ranks would have to tell each other if one could not
-            return cls(decoder, None, "its heads are on several devices")
+        self._decoder, self._reports = decoder, reports or Reports()
+        self._parts: Parts | None = None
+        self.reason: str | None = None
         try:
-            return cls._bound(decoder, cache)
+            self._parts = _bound(decoder, cache, ranks)
+        except WholeError as why:
+            self.reason = str(why)
         except Exception as error:
-            return cls(decoder, None, f"{type(error).__name__}: {error}")
-
-    @classmethod
-    def _bound(cls, decoder: Decoder, cache: PagedCache) -> Self:
-        attentions = decoder.attentions
-        if reason := not_by_heads(attentions):
-            return cls(decoder, None, reason)
-        if len(all_layers(decoder.model)) > decoder.num_layers:
-            return cls(decoder, None, "some of its layers read the KV of others")
-        scores = [scores_of(attention) for attention in attentions]
-        if any(each is None or not each.bare or each.window is not None for each in scores):
-            return cls(decoder, None, "its attention has windows, caps, sinks or ALiBi")
-        pages = HeadPages.of(attentions)
-        if pages is None:
-            return cls(decoder, None, "its layers' KV is not in one allocation")
-        scratch = torch.zeros((1, *pages.view.shape[1:]), dtype=pages.view.dtype, device=pages.device)
-        reader = PageReader.of(pages, scratch)
-        if reader is None:
-            return cls(decoder, None, "its backend's KV is not read back")
-        reading = HeadReading(attentions, pages, HeadKernel(attentions, cache.runner))
-        bind(attentions, reading)
-        return cls(decoder, Parts(pages, reader, reading), None)
+            self.reason = f"{type(error).__name__}: {error}"
+        self._seen: dict[str, WindowQueries | ConfigError] = {}
+        self._grams: dict[int, torch.Tensor] = {}
 
     def before_forward(self, step: Step) -> dict[str, Eviction]:
         """Evict before the step's forward, which may give the blocks to others, and reads what is left."""
@@ -249,6 +221,30 @@ class Compression(WorkerHook):
         if output is None:
             raise WholeError("no output projection is found, which the scorer reads")
         return output
+
+
+def _bound(decoder: Decoder, cache: PagedCache, ranks: int) -> Parts:
+    """Have a model's layers attend by heads. Raises WholeError where they cannot."""
+    attentions = decoder.attentions
+    if ranks > 1:  # the ranks would have to tell each other if one could not
+        raise WholeError("its heads are on several devices")
+    if reason := not_by_heads(attentions):
+        raise WholeError(reason)
+    if len(all_layers(decoder.model)) > decoder.num_layers:
+        raise WholeError("some of its layers read the KV of others")
+    scores = [scores_of(attention) for attention in attentions]
+    if any(each is None or not each.bare or each.window is not None for each in scores):
+        raise WholeError("its attention has windows, caps, sinks or ALiBi")
+    pages = HeadPages.of(attentions)
+    if pages is None:
+        raise WholeError("its layers' KV is not in one allocation")
+    scratch = torch.zeros((1, *pages.view.shape[1:]), dtype=pages.view.dtype, device=pages.device)
+    reader = PageReader.of(pages, scratch)
+    if reader is None:
+        raise WholeError("its backend's KV is not read back")
+    reading = HeadReading(attentions, pages, HeadKernel(attentions, cache.runner))
+    bind(attentions, reading)
+    return Parts(pages, reader, reading)
 
 
 def _not_yet(report: BlendReport) -> BlendReport:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from blendrag.engine.compat.connector import RequestBlocks, SchedulerStep
 from blendrag.engine.hooks import Asked, Orders, SchedulerHook
@@ -11,12 +11,12 @@ from blendrag.engine.wire.report import BlendReport, Eviction, Tally
 
 
 class BlockFreeing(SchedulerHook):
-    """The evictions of one scheduler. Without ``blocks``, nothing is evicted."""
+    """The evictions of one scheduler. Where no blocks are bound, nothing is evicted."""
 
     name = "budget"
 
-    def __init__(self, blocks: RequestBlocks | None = None) -> None:
-        self._blocks = blocks
+    def __init__(self) -> None:
+        self._blocks: RequestBlocks | None = None
         self._expected: dict[str, Asked] = {}  # requests whose prompt is blended now
 
     def bind(self, blocks: RequestBlocks | None) -> None:
@@ -36,31 +36,25 @@ class BlockFreeing(SchedulerHook):
         self._expected.pop(request_id, None)
 
     def orders(self, step: SchedulerStep) -> Orders:
-        return Orders(others=self.due(step.tokens))
-
-    def due(self, scheduled: Collection[str]) -> list[EvictionOrder]:
         """Return an order to evict the KV of one request that this step goes on with, the first whose prompt
         is computed. Its first token has left already, so it does not wait for the choice of what is kept. The
         others get their turn in later steps, since all running requests wait for each eviction."""
         for request_id, asked in self._expected.items():
-            if request_id in scheduled and asked.computed >= asked.prompt:
+            if request_id in step.tokens and asked.computed >= asked.prompt:
                 del self._expected[request_id]
                 # Withdrawn at once: the next step may be planned, and preempt it, before the worker reports.
                 blocks = [] if self._blocks is None else self._blocks.withdraw(request_id)
-                return [EvictionOrder(request_id, asked.ticket, blocks, asked.prompt)]
-        return []
+                return Orders(others=[EvictionOrder(request_id, asked.ticket, blocks, asked.prompt)])
+        return Orders()
 
     def received(self, request_id: str, eviction: Eviction, asked: Asked | None) -> Tally:
-        self.free(request_id, eviction)
-        if asked is not None and asked.result is not None:
-            asked.result = asked.result.evicted(eviction)
-        return of_eviction(eviction)
-
-    def free(self, request_id: str, eviction: Eviction) -> None:
         """Give back the blocks that the worker has emptied. Those of a request that has ended since, or was
         preempted, are free already."""
         if self._blocks is not None and eviction.freed:
             self._blocks.give_back(request_id, eviction.first_block, eviction.first, eviction.last)
+        if asked is not None and asked.result is not None:
+            asked.result = asked.result.evicted(eviction)
+        return of_eviction(eviction)
 
 
 def of_eviction(eviction: Eviction) -> Tally:

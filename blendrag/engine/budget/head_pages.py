@@ -15,7 +15,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from blendrag.engine.compat.layer_kv import layer_kv
+from blendrag.engine.compat.layer_kv import KV, layer_kv
 from blendrag.engine.compat.model import cache_of
 from blendrag.engine.forward.indices import Ints, upload
 from blendrag.engine.forward.page_order import PageOrder
@@ -59,8 +59,7 @@ class HeadPages:
 
     def ids(self, layers: Ints | int, blocks: Ints, heads: Ints | int) -> Ints:
         """Return the id of the page of each layer, block and head, which are broadcast; int64."""
-        at: Ints = (self._layers[layers] + blocks * self._block + heads * self._head) // self._unit
-        return at
+        return (self._layers[layers] + blocks * self._block + heads * self._head) // self._unit
 
     def write(self, layer: int, pages: Ints, key: torch.Tensor, value: torch.Tensor) -> None:
         """Fill whole pages with K and V of one head, [pages * block_size, head_size] each."""
@@ -109,7 +108,7 @@ class PageReader:
         pages = self._view[upload(ids, self._view.device)].flatten(1)
         return self._order.read(part, pages).flatten(0, -2)
 
-    def rows(self, ids: Ints, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def rows(self, ids: Ints, tokens: torch.Tensor) -> KV:
         """Return K and V, [n, head_size] each, of the tokens with these n numbers in these pages."""
         block = self._pages.block_size
         pages = upload(ids, tokens.device)[tokens // block] * self._view.stride(0)

@@ -128,20 +128,17 @@ def server_environment(settings: Settings) -> dict[str, str]:
 
 def _caches(cache_dir: Path) -> dict[str, str]:
     """Return folders for the caches of vLLM and torch, where they cannot write to their own."""
-    if can_make(_own_caches() / "vllm"):
+    try:
+        own = user_cache_path()
+    except RuntimeError:  # a user without a home folder
+        own = Path("/.cache")
+    if can_make(own / "vllm"):
         return {}
     folder = cache_dir.expanduser().absolute()
     if not can_make(folder):
         folder = Path(tempfile.mkdtemp(prefix="blendrag-"))
     names = {"VLLM_CACHE_ROOT": "vllm", "TORCHINDUCTOR_CACHE_DIR": "torch", "TRITON_CACHE_DIR": "triton"}
     return {variable: str(folder / name) for variable, name in names.items()}
-
-
-def _own_caches() -> Path:
-    try:
-        return user_cache_path()
-    except RuntimeError:  # a user without a home folder
-        return Path("/.cache")
 
 
 def _memory_nodes() -> int:

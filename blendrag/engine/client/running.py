@@ -218,19 +218,21 @@ class RunningEngine:
         self, token_ids: Sequence[int], sampling: Sampling, recipe: Recipe | None = None, namespace: str = ""
     ) -> Delta:
         """Return the whole completion as one piece."""
-        return self._result(self._whole(token_ids, sampling, recipe, namespace))
+        return self._result(_whole(self._deltas(token_ids, sampling, recipe, namespace)))
 
     async def agenerate(
         self, token_ids: Sequence[int], sampling: Sampling, recipe: Recipe | None = None, namespace: str = ""
     ) -> Delta:
         """Do as :meth:`generate`, in any event loop. Cancelling it stops the generation."""
-        return await asyncio.wrap_future(self._submit(self._whole(token_ids, sampling, recipe, namespace)))
+        whole = _whole(self._deltas(token_ids, sampling, recipe, namespace))
+        return await asyncio.wrap_future(self._submit(whole))
 
     def begin(
         self, token_ids: Sequence[int], sampling: Sampling, recipe: Recipe | None = None, namespace: str = ""
     ) -> Pieces:
         """Begin a generation now, whoever reads it later."""
-        return Pieces(lambda put: self._submit(self._feed(put, token_ids, sampling, recipe, namespace)))
+        deltas = self._deltas(token_ids, sampling, recipe, namespace)
+        return Pieces(lambda put: self._submit(_feed(put, deltas)))
 
     def stream(
         self, token_ids: Sequence[int], sampling: Sampling, recipe: Recipe | None = None, namespace: str = ""
@@ -246,34 +248,6 @@ class RunningEngine:
         async with contextlib.aclosing(pieces):
             async for piece in pieces:
                 yield piece
-
-    async def _feed(
-        self,
-        put: Put,
-        token_ids: Sequence[int],
-        sampling: Sampling,
-        recipe: Recipe | None,
-        namespace: str,
-    ) -> None:
-        try:
-            async for delta in self._deltas(token_ids, sampling, recipe, namespace):
-                put(delta)
-            put(None)
-        except asyncio.CancelledError:  # by the reader, who is gone; or by close()
-            put(_closed_meanwhile())
-            raise
-        except Exception as error:
-            put(error)
-
-    async def _whole(
-        self, token_ids: Sequence[int], sampling: Sampling, recipe: Recipe | None, namespace: str
-    ) -> Delta:
-        whole: Delta | None = None
-        async for delta in self._deltas(token_ids, sampling, recipe, namespace):
-            whole = delta if whole is None else whole.joined(delta)
-        if whole is None:
-            raise EngineError("the engine ended a request without an answer")
-        return whole
 
     async def _deltas(
         self, token_ids: Sequence[int], sampling: Sampling, recipe: Recipe | None, namespace: str
@@ -326,6 +300,27 @@ class RunningEngine:
             if await self._has_died():
                 raise self._died("generating") from error
             raise EngineError(f"the engine stopped while generating: {error}") from error
+
+
+async def _feed(put: Put, deltas: AsyncIterator[Delta]) -> None:
+    try:
+        async for delta in deltas:
+            put(delta)
+        put(None)
+    except asyncio.CancelledError:  # by the reader, who is gone; or by close()
+        put(_closed_meanwhile())
+        raise
+    except Exception as error:
+        put(error)
+
+
+async def _whole(deltas: AsyncIterator[Delta]) -> Delta:
+    whole: Delta | None = None
+    async for delta in deltas:
+        whole = delta if whole is None else whole.joined(delta)
+    if whole is None:
+        raise EngineError("the engine ended a request without an answer")
+    return whole
 
 
 def _closed_meanwhile() -> EngineError:

@@ -64,8 +64,7 @@ class StoreClient:
 
     def flush(self) -> int:
         """Wait for all writes. Returns the bytes written since the last ingest or flush."""
-        nbytes: int = self._call("flush")
-        return nbytes
+        return self._call("flush")
 
     def ingest_later(self, chunks: Iterable[Chunk]) -> Future[Any]:
         """Do :meth:`ingest` and :meth:`flush` without waiting. An error is raised by the next ingest."""
@@ -73,7 +72,7 @@ class StoreClient:
 
     def prefetch(self, keys: Iterable[str]) -> Future[Any]:
         """Have the worker begin to read chunks into memory. Returns at once."""
-        return self._later("prefetch", list(keys))
+        return self.engine.call_later("prefetch", self.id, list(keys))
 
     def delete(self, keys: Iterable[str], *, everywhere: bool = False) -> Deleted:
         """Drop chunks from all tiers; with ``everywhere``, drop nothing unless all tiers can be reached."""
@@ -98,9 +97,6 @@ class StoreClient:
 
     def _call(self, operation: str, *args: Any) -> Any:
         return self.engine.call(operation, self.id, *args)
-
-    def _later(self, operation: str, *args: Any) -> Future[Any]:
-        return self.engine.call_later(operation, self.id, *args)
 
 
 def _plain(chunks: Iterable[Chunk]) -> list[tuple[str, list[int], list[int], str]]:

@@ -83,14 +83,12 @@ class SchedulerRequest:
 
     @property
     def id(self) -> str:
-        name: str = self.request.request_id
-        return name
+        return self.request.request_id
 
     @property
     def params(self) -> dict[str, Any] | None:
         """Return the parameters for connectors that its client has sent."""
-        params: dict[str, Any] | None = self.request.kv_transfer_params
-        return params
+        return self.request.kv_transfer_params
 
     def drop_params(self) -> None:
         """Have nobody look into these parameters any more."""
@@ -98,20 +96,17 @@ class SchedulerRequest:
 
     @property
     def salt(self) -> str | None:
-        salt: str | None = self.request.cache_salt
-        return salt
+        return self.request.cache_salt
 
     @property
     def prompt(self) -> int:
         """Return how many tokens its prompt has."""
-        tokens: int = self.request.num_prompt_tokens
-        return tokens
+        return self.request.num_prompt_tokens
 
     @property
     def computed(self) -> int:
         """Return how many of its tokens were computed by the steps before this one."""
-        tokens: int = self.request.num_computed_tokens
-        return tokens
+        return self.request.num_computed_tokens
 
     @property
     def answered(self) -> bool:
@@ -138,8 +133,7 @@ class SchedulerStep:
     @property
     def tokens(self) -> Mapping[str, int]:
         """Return how many tokens are computed, by request."""
-        tokens: Mapping[str, int] = self.output.num_scheduled_tokens
-        return tokens
+        return self.output.num_scheduled_tokens
 
     @property
     def ended(self) -> frozenset[str]:

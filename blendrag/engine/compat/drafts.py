@@ -103,7 +103,7 @@ class DraftingModel:
     ) -> None:
         """Run its own forward, not compiled, over [n] tokens. outputs: of the layers that it ``reads``."""
         given = {"hidden_states": self._states(token_ids, positions, outputs)} if self.reads_outputs else {}
-        with layer_context(self._vllm_config, {}, {}, len(positions)):
+        with layer_context(self._vllm_config, len(positions)):
             self._module(input_ids=token_ids, positions=positions, inputs_embeds=None, **given)
 
     def _states(
@@ -116,17 +116,14 @@ class DraftingModel:
         for number, layer in enumerate(layers):
             layer.forward = _giving(layer, outputs.get(number, last))
         try:
-            with layer_context(self._vllm_config, {}, {}, len(positions)):
+            with layer_context(self._vllm_config, len(positions)):
                 found = text_model(self._target)(token_ids, positions)
         finally:
             for layer in layers:
                 del layer.forward
         states, parts = found if isinstance(found, tuple) else (found, ())
         if self._method == "eagle3":
-            combined: torch.Tensor = self._module.combine_hidden_states(
-                torch.cat(parts, -1) if parts else states
-            )
-            return combined
+            return self._module.combine_hidden_states(torch.cat(parts, -1) if parts else states)
         return states
 
 

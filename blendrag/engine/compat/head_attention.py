@@ -88,10 +88,7 @@ class HeadAttentionImpl(AttentionImpl[Any]):
         if by_heads is not None and by_heads.attend(layer, query, attn_metadata, output):
             return output
         stock: Any = super()
-        attended: torch.Tensor = stock.forward(
-            layer, query, key, value, kv_cache, attn_metadata, output, *scales, **other
-        )
-        return attended
+        return stock.forward(layer, query, key, value, kv_cache, attn_metadata, output, *scales, **other)
 
     def fused_output_quant_supported(self, quant_key: Any) -> bool:
         return False  # rows that attend by heads are written as they are computed
@@ -113,8 +110,7 @@ def _by_heads(name: str) -> type[AttentionBackend]:
 
 
 def _stock(name: str) -> type[AttentionBackend]:
-    found: type[AttentionBackend] = resolve_obj_by_qualname(AttentionBackendEnum[name].value)
-    return found
+    return resolve_obj_by_qualname(AttentionBackendEnum[name].value)
 
 
 if not TYPE_CHECKING:

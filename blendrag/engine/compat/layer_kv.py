@@ -18,6 +18,9 @@ from vllm.model_executor.layers.rotary_embedding.phi3_long_rope_scaled_rope impo
 from blendrag.engine.compat.rope import rotated
 from blendrag.store.identity import HeadShape, common_shape, latent_shape
 
+KV = tuple[torch.Tensor, torch.Tensor]
+"""K and V of some tokens, [tokens, heads, size] each."""
+
 # A function that is given a layer's Q, K and V, [rows, heads or kv_heads, size] each, and returns what its
 # attention gives, [rows, heads, size of V].
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -73,9 +76,7 @@ class LayerKV:
         """Write [n, *shape] K and V to int64 ``slots``, in the backend's own layout."""
         self.attention.impl.do_kv_cache_update(self.attention, key, value, cache, slots)
 
-    def stored(
-        self, shape: HeadShape, key: torch.Tensor, value: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def stored(self, shape: HeadShape, key: torch.Tensor, value: torch.Tensor) -> KV:
         """Return K before RoPE and V as they are stored, [n, *shape] each: the numbers of some heads next to
         each other, and zeros behind them, where other layers have other heads."""
         if shape == self.key:
@@ -84,7 +85,7 @@ class LayerKV:
         key, value = (pad(part, (0, shape[1] - part.shape[2])) for part in flat)
         return key, value
 
-    def loaded(self, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def loaded(self, key: torch.Tensor, value: torch.Tensor) -> KV:
         """Return what :meth:`stored` was given."""
         if key.shape[1:] == self.key:
             return key, value
@@ -131,15 +132,13 @@ class LatentKV(LayerKV):
         kind = module.kv_cache_dtype, module._k_scale
         module.impl.do_kv_cache_update(latent, turned, cache, slots, *kind)
 
-    def stored(
-        self, shape: HeadShape, key: torch.Tensor, value: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def stored(self, shape: HeadShape, key: torch.Tensor, value: torch.Tensor) -> KV:
         """Return K as two halves, the first of which begins with the numbers that RoPE turns: V is part of
         it. Codecs keep those of K by channel."""
         numbers = torch.cat([key[..., self.value[1] :], value], -1)
         return numbers[..., : shape[1]], pad(numbers[..., shape[1] :], (0, 2 * shape[1] - self.key[1]))
 
-    def loaded(self, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def loaded(self, key: torch.Tensor, value: torch.Tensor) -> KV:
         turned = self.key[1] - self.value[1]
         numbers = torch.cat([key, value], -1)[..., : self.key[1]]
         latent = numbers[..., turned:].contiguous()

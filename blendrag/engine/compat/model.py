@@ -17,7 +17,7 @@ from vllm.v1.attention.backend import CommonAttentionMetadata
 
 from blendrag.attention.runs import Runs
 from blendrag.attention.scores import Scores
-from blendrag.engine.compat.layer_kv import is_latent
+from blendrag.engine.compat.layer_kv import KV, is_latent
 from blendrag.engine.compat.platform import FP8_KV, is_cpu
 
 # Structures that `known_layers.KnownDecoder` computes piecewise; anything else goes through whole layers.
@@ -154,7 +154,7 @@ def scores_of(attention: Any) -> Scores | None:
     return Scores(impl.scale, attention.sliding_window, cap or 0.0, sinks)
 
 
-def key_value_of(attention: Any, cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+def key_value_of(attention: Any, cache: torch.Tensor) -> KV | None:
     """Return K and V in the paged ``cache`` of an attention module, or in one like it: views, [blocks,
     block_size, kv_heads, head_size] each, to be multiplied by :func:`scales_of`. None if the layout is not
     known.
@@ -185,7 +185,7 @@ def scales_of(attention: Any) -> tuple[float, float] | None:
     return None if _fp8_of(attention) is None else (attention._k_scale_float, attention._v_scale_float)
 
 
-def exactly_kept(attention: Any, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def exactly_kept(attention: Any, key: torch.Tensor, value: torch.Tensor) -> KV:
     """Return K and V that are near these, and that an attention module's cache holds without rounding: how it
     rounds depends on the device."""
     fp8, scales = _fp8_of(attention), scales_of(attention)
@@ -211,26 +211,22 @@ def block_format(attentions: Sequence[Any]) -> str:
 
 def dtype_of(vllm_config: Any) -> torch.dtype:
     """Return the dtype of a model's activations, and of K and V."""
-    dtype: torch.dtype = vllm_config.model_config.dtype
-    return dtype
+    return vllm_config.model_config.dtype
 
 
 def cache_of(attention: Any) -> torch.Tensor:
     """Return the paged cache of an attention module."""
-    cache: torch.Tensor = attention.kv_cache
-    return cache
+    return attention.kv_cache
 
 
 def name_of(attention: Any) -> str:
     """Return the name by which the backend's metadata knows an attention module."""
-    name: str = attention.layer_name
-    return name
+    return attention.layer_name
 
 
 def heads_of(attention: Any) -> int:
     """Return how many heads Q of an attention module has."""
-    heads: int = attention.num_heads
-    return heads
+    return attention.num_heads
 
 
 def has_known_parts(model: Any) -> bool:
@@ -258,8 +254,7 @@ def output_weight(layer: Any, attention: Any) -> torch.Tensor | None:
         return None
     width = attention.num_heads * attention.head_size
     one_hot = torch.eye(width, dtype=attention.kv_cache.dtype, device=attention.kv_cache.device)
-    weight: torch.Tensor = siblings[0].quant_method.apply(siblings[0], one_hot, None).T
-    return weight
+    return siblings[0].quant_method.apply(siblings[0], one_hot, None).T
 
 
 def attend(attention: Any, query: torch.Tensor, cache: torch.Tensor, metadata: Any) -> torch.Tensor:
@@ -310,13 +305,11 @@ def scratch_cache(attention: Any, blocks: int) -> torch.Tensor:
 
 
 @contextmanager
-def layer_context(
-    vllm_config: Any, metadata: dict[str, Any], slots: dict[str, torch.Tensor], tokens: int
-) -> Iterator[None]:
+def layer_context(vllm_config: Any, tokens: int) -> Iterator[None]:
     """Set up what a whole decoder layer expects around it when it runs outside the engine's own forward."""
     with (
         set_current_vllm_config(vllm_config),
-        set_forward_context(metadata, vllm_config, num_tokens=tokens, slot_mapping=slots, skip_compiled=True),
+        set_forward_context({}, vllm_config, num_tokens=tokens, slot_mapping={}, skip_compiled=True),
     ):
         yield
 

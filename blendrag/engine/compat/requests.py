@@ -144,8 +144,7 @@ def detokenizer(tokenizer: Any, prompt: list[int], skip_special_tokens: bool) ->
     """Return a function that gives the text that each token adds to an answer, as the engine does. It has to
     be called with the tokens in their order."""
     params = SamplingParams(skip_special_tokens=skip_special_tokens)
-    decode: Callable[[int], str] = incremental_detokenizer(tokenizer, prompt, params).decode_next
-    return decode
+    return incremental_detokenizer(tokenizer, prompt, params).decode_next
 
 
 def incremental_detokenizer(tokenizer: Any, prompt: list[int], params: SamplingParams) -> Any:

@@ -105,7 +105,8 @@ class HybridLayers:
 
     def read_state(self, block_ids: Sequence[int]) -> torch.Tensor:
         """Return the bytes of the state in these blocks, one of each group: uint8, on the CPU."""
-        return torch.cat([_bytes(part[block_ids[group]]) for group, part in self._parts()])
+        parts = (part[block_ids[group]].cpu().contiguous() for group, part in self._parts())
+        return torch.cat([part.view(-1).view(torch.uint8) for part in parts])
 
     def write_state(self, block_ids: Sequence[int], state: torch.Tensor) -> None:
         """Write what :meth:`read_state` gave into these blocks."""
@@ -116,7 +117,3 @@ class HybridLayers:
             # Copied first: a part may begin where its type does not.
             place.copy_(state[at : at + size].clone().view(part.dtype).view(place.shape))
             at += size
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.cpu().contiguous().view(-1).view(torch.uint8)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from blendrag.engine.compat.layer_kv import layer_kv, stored_shape
+from blendrag.engine.compat.layer_kv import KV, layer_kv, stored_shape
 from blendrag.engine.compat.model import dtype_of, norm_behind_rope, rotary_of
 from blendrag.engine.forward.indices import upload
 from blendrag.engine.forward.rotation import Unrotation
@@ -52,7 +52,7 @@ class KVLayers:
         assert shape is not None, "such a model is not blended"
         return shape
 
-    def stored(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def stored(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> KV:
         """Return a layer's K before RoPE and V as they are stored, [n, *stored_shape] each."""
         return self.kv[layer].stored(self.stored_shape, key, value)
 

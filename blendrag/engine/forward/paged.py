@@ -21,7 +21,7 @@ from blendrag.attention.paged import PagedRows, paged_attention
 from blendrag.attention.runs import find_runs
 from blendrag.engine.compat.drafts import attentions_of_drafts
 from blendrag.engine.compat.groups import NULL_BLOCK, LayerGroup, common_block_size
-from blendrag.engine.compat.layer_kv import is_latent, layer_kv
+from blendrag.engine.compat.layer_kv import KV, is_latent, layer_kv
 from blendrag.engine.compat.model import (
     attend,
     attention_metadata,
@@ -182,8 +182,7 @@ class _Table:
         return _Slots(self, upload(self.slots(positions, sequences)[first:], self.on_device.device), first)
 
     def slots(self, positions: Ints, sequences: Ints | int) -> Ints:
-        slots: Ints = self.block_ids[sequences, positions // self.size] * self.size + positions % self.size
-        return slots
+        return self.block_ids[sequences, positions // self.size] * self.size + positions % self.size
 
     def memory_of(self, attention: Any) -> torch.Tensor:
         like = cache_of(attention)
@@ -284,12 +283,12 @@ class Pages:
         """Return whether what is written can be read back."""
         return self._cache.readable
 
-    def reader(self, positions: Ints) -> Callable[[int], tuple[torch.Tensor, torch.Tensor]]:
+    def reader(self, positions: Ints) -> Callable[[int], KV]:
         """Return what reads, by layer, K (with RoPE) and V that are written at these positions, [n, kv_heads,
         head_size] each."""
-        readers: dict[int, Callable[[int], tuple[torch.Tensor, torch.Tensor]]] = {}
+        readers: dict[int, Callable[[int], KV]] = {}
 
-        def read(layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        def read(layer: int) -> KV:
             group = self._cache.group[layer]
             if group not in readers:
                 by_views = self._cache.order(layer) is None
@@ -299,13 +298,11 @@ class Pages:
 
         return read
 
-    def _reader_by_views(
-        self, table: _Table, positions: Ints
-    ) -> Callable[[int], tuple[torch.Tensor, torch.Tensor]]:
+    def _reader_by_views(self, table: _Table, positions: Ints) -> Callable[[int], KV]:
         block = upload(table.block_ids[0, positions // table.size], self.device)
         place = upload(positions % table.size, self.device)
 
-        def by_views(layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        def by_views(layer: int) -> KV:
             if self._cache.latent:
                 key = self._of(layer)[block, place][:, None]
                 return key, key[..., : self._cache.kv[layer].value[1]]
@@ -315,14 +312,12 @@ class Pages:
 
         return by_views
 
-    def _reader_by_order(
-        self, table: _Table, positions: Ints
-    ) -> Callable[[int], tuple[torch.Tensor, torch.Tensor]]:
+    def _reader_by_order(self, table: _Table, positions: Ints) -> Callable[[int], KV]:
         first, end = positions[0] // table.size, positions[-1] // table.size + 1
         blocks = upload(table.block_ids[0, first:end], self.device)
         at = upload(positions - first * table.size, self.device)
 
-        def by_order(layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        def by_order(layer: int) -> KV:
             pages, order = self._of(layer)[blocks].flatten(2), self._cache.order(layer)
             assert order is not None, "asked for where caches are readable"
             key, value = (order.read(part, pages).transpose(1, 2).flatten(0, 1) for part in (0, 1))

@@ -101,7 +101,6 @@ class Stopwatch:
         self._since = time.perf_counter()
 
 
-KV = tuple[torch.Tensor, torch.Tensor]  # K and V, [tokens, kv_heads, head_size] each
 # A function that looks at a layer's projections of the rows at these positions, and returns which of them go
 # on; None for all.
 Look = Callable[[Indices, Projected], Indices | None]

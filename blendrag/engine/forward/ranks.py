@@ -121,8 +121,7 @@ class SeveralRanks(Ranks):
         self.rank, self.size = group.rank_in_group, group.world_size
 
     def sum(self, numbers: torch.Tensor) -> torch.Tensor:
-        summed: torch.Tensor = self._group.all_reduce(numbers)
-        return summed
+        return self._group.all_reduce(numbers)
 
     def whole(self, kv: torch.Tensor, total: int) -> torch.Tensor | None:
         own = kv.cpu().contiguous().view(torch.uint8)
@@ -134,8 +133,7 @@ class SeveralRanks(Ranks):
         return torch.cat([part.view(kv.dtype) for part in parts[::step]], dim=-2)
 
     def choose(self, value: T) -> T:
-        chosen: T = self._group.broadcast_object(value if self.first else None)
-        return chosen
+        return self._group.broadcast_object(value if self.first else None)
 
     def everyone(self, value: T) -> list[T]:
         values: list[Any] = [None] * self.size

@@ -119,8 +119,7 @@ def exhaust(work: Generator[Any, None, T]) -> T:
         try:
             next(work)
         except StopIteration as end:
-            result: T = end.value
-            return result
+            return end.value
 
 
 def in_thread(

@@ -109,7 +109,7 @@ class TransformersDecoder(WholeLayerDecoder):
             return query
 
         states = torch.linspace(-1, 1, call[_STATES].numel()).view(call[_STATES].shape).to(call[_STATES])
-        with self.kv[layer].attending(catch), layer_context(self.vllm_config, {}, {}, 2):
+        with self.kv[layer].attending(catch), layer_context(self.vllm_config, 2):
             for angles in (call[_ANGLES], _no_angles(*call[_ANGLES])):
                 self.layers[layer](**{**call, _STATES: states, _ANGLES: angles})
         return not torch.equal(*keys)

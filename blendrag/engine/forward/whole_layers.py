@@ -68,7 +68,7 @@ class WholeLayerDecoder(Decoder):
         for layer in self.layers:
             layer.forward = recorder(layer)
         try:
-            with layer_context(self.vllm_config, {}, {}, positions.numel()):
+            with layer_context(self.vllm_config, positions.numel()):
                 own_forward(self.model, token_ids, positions)
         finally:
             for layer in self.layers:
@@ -121,7 +121,7 @@ class WholeLayerDecoder(Decoder):
 
         with (
             self.tapped(layer, rows, for_all_rows),
-            layer_context(self.vllm_config, {}, {}, len(rows)),
+            layer_context(self.vllm_config, len(rows)),
         ):
             states, residual = self._run(layer, rows)
         return Rows(rows.positions, states, residual, rows.more).at(kept[0])

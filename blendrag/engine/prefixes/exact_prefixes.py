@@ -91,7 +91,7 @@ class ExactPrefixes(WorkerHook):
             "open_tree": self.open,
             "close_tree": self.close_tree,
             "delete_nodes": self.delete,
-            "tree_stats": self.stats,
+            "tree_stats": lambda tree: self._trees[tree].kv.stats(),
         }
 
     def open(self, root: str, identity: dict[str, Any], stack: Sequence[dict[str, Any]]) -> str:
@@ -114,10 +114,8 @@ class ExactPrefixes(WorkerHook):
 
     def close(self) -> None:
         """Close all trees, once what was copied out is stored."""
-        self._writer.submit(lambda: None).result()
-        for tree in self._trees.values():
-            tree.close()
-        self._trees.clear()
+        for tree in list(self._trees):
+            self.close_tree(tree)
 
     def close_tree(self, tree: str) -> None:
         self._writer.submit(lambda: None).result()
@@ -131,9 +129,6 @@ class ExactPrefixes(WorkerHook):
         yield from by_owner(self._ranks, self._writer, partial(opened.delete, keys))
         if not self._ranks.first and self._trees.get(tree) is opened:  # it may have closed meanwhile
             opened.delete(keys)
-
-    def stats(self, tree: str) -> dict[str, Any]:
-        return self._trees[tree].stats()
 
     @property
     def tiers(self) -> list[Tier]:
@@ -149,7 +144,7 @@ class ExactPrefixes(WorkerHook):
         KeyError for a closed tree, or error of the device."""
         if not order.token_ids:
             if tree := self._trees.get(order.tree):
-                tree.used([*(key for key, _ in order.nodes), *filter(None, [order.state])])
+                tree.kv.used([*(key for key, _ in order.nodes), *filter(None, [order.state])])
             return None
         tree, report, error = self._trees[order.tree], None, None
         try:
@@ -182,7 +177,7 @@ class ExactPrefixes(WorkerHook):
 
         found = tree.load(nodes[wanted[0] :], use=order.use, allow=allow)
         if order.use:
-            tree.used([key for key, _ in order.nodes[: wanted[0]]])
+            tree.kv.used([key for key, _ in order.nodes[: wanted[0]]])
         if (states := self._cache.states) is not None:
             if not order.state or not all(order.state_blocks):
                 raise NodeMissingError(f"{order.nodes[-1][0]} has no state, or no block for one")
@@ -216,21 +211,14 @@ class ExactPrefixes(WorkerHook):
     def put_head(self, order: BlendOrder) -> tuple[BlendOrder, BlendReport | None]:
         """Put the exact prefix of a prompt whose rest is blended into its blocks. Returns what is left to do,
         and what was loaded. If the prefix cannot be had, the prompt is blended from its beginning."""
-        head, end = order.recipe.head, order.recipe.exact_end
-        if order.recipe.tree not in self._trees or not order.written < end < len(order.token_ids):
+        tree, end = order.recipe.tree, order.recipe.exact_end
+        if tree not in self._trees or not order.written < end < len(order.token_ids):
             return order, None
-        ids = order.token_ids[:end]
-        load = NodeLoad(
-            order.request_id,
-            order.ticket,
-            order.recipe.tree,
-            head,
-            ids,
-            order.block_ids,
-            order.written,
-        )
+        nodes, ids = order.recipe.head, order.token_ids[:end]
         try:
-            report = self.load(load)
+            report = self.load(
+                NodeLoad(order.request_id, order.ticket, tree, nodes, ids, order.block_ids, order.written)
+            )
         except (_RefusedError, NodeMissingError) as error:
             _log.info("a prompt is blended from its beginning: %s", error)
             return order, None

@@ -21,6 +21,10 @@ class _Growing:
     block_ids: list[int]
     ready: int
 
+    def save(self, key: str, parent: str, start: int, end: int, blocks: Sequence[int]) -> NodeSave:
+        ids = self.asked.ids(end)
+        return NodeSave(self.asked.id, self.path.tree, key, parent, start, ids, blocks)
+
 
 class PrefixClaims(SchedulerHook):
     """The claims of requests that are not blended. states: the blocks of a hybrid model."""
@@ -129,28 +133,15 @@ def _completed(growing: _Growing, tokens: int) -> list[NodeSave]:
     while growing.ready < path.kept and path.nodes[growing.ready][1] <= tokens:
         at = growing.ready
         key, end = path.nodes[at]
-        ids = growing.asked.ids(end)
-        saves.append(
-            NodeSave(
-                growing.asked.id,
-                path.tree,
-                key,
-                path.parent(at),
-                path.start(at),
-                ids,
-                list(growing.block_ids),
-            )
-        )
+        saves.append(growing.save(key, path.parent(at), path.start(at), end, list(growing.block_ids)))
         growing.ready += 1
     return saves
 
 
 def _state(growing: _Growing, blocks: list[int]) -> NodeSave:
     """Return the order for the state behind a request's last kept node."""
-    path = growing.path
-    key, end = path.nodes[path.kept - 1]
-    ids = growing.asked.ids(end)
-    return NodeSave(growing.asked.id, path.tree, path.kept_state, key, end, ids, blocks)
+    key, end = growing.path.nodes[growing.path.kept - 1]
+    return growing.save(growing.path.kept_state, key, end, end, blocks)
 
 
 def held_tokens(asked: Asked) -> int:

@@ -54,5 +54,4 @@ class TreeClient:
 
     def stats(self) -> dict[str, dict[str, int]]:
         """Return counters by tier."""
-        found: dict[str, dict[str, int]] = self.engine.call("tree_stats", self.id)
-        return found
+        return self.engine.call("tree_stats", self.id)

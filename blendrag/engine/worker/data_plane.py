@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any, ClassVar
@@ -89,18 +89,9 @@ class DataPlane(Plane):
         dtype = str(model.decoder.dtype).removeprefix("torch.")
         super().__init__(dtype, model.ranks, share, owner=owner)
         self.model = model
-        for make in HOOKS:
-            self.hooks.append(make(self))
-
-
-HOOKS: Sequence[Callable[[DataPlane], WorkerHook]] = (
-    lambda plane: plane.keep_prefixes(plane.model.cache.with_drafts),
-    lambda plane: Compression.of(
-        plane.model.decoder, plane.model.cache, plane.model.ranks.size, plane.reports
-    ),
-    lambda plane: plane.blends(
-        plane.model, plane.stores.get, plane.clock, plane.share, plane.hooks, plane.guard
-    ),
-    lambda plane: Ingest(plane.model, plane.stores, plane.writer, owner=plane.owner),
-)
-"""The worker's halves of all mechanisms. In a step, they come in this order."""
+        self.hooks += [  # in a step, they come in this order
+            self.keep_prefixes(model.cache.with_drafts),
+            Compression(model.decoder, model.cache, model.ranks.size, self.reports),
+            self.blends(model, self.stores.get, self.clock, share, self.hooks, self.guard),
+            Ingest(model, self.stores, self.writer, owner=owner),
+        ]

@@ -90,9 +90,8 @@ class BlendWorker:
         drafts, cache = join_drafts(decoder, cache, ranks)
         connector = own_connector(BlendConnector)
         assert connector is not None, "whoever has the engine started gave it our connector"
-        extra = connector.options
         loaded = LoadedModel(decoder, cache, ranks, drafts)
-        share = float(extra.get("blend_share", 1.0))
+        share = float(connector.options.get("blend_share", 1.0))
         plane = self._blendrag = self.blendrag_data_plane(loaded, share, owner=worker.first)
         self._blendrag_operations = plane.operations() | {
             name: partial(operation, plane) for name, operation in self.blendrag_operations.items()

@@ -19,6 +19,7 @@ from blendrag.engine.compat.connector import KVConnectorPromMetrics, KVConnector
 from blendrag.engine.wire.report import BlendReport, Cause, Tally
 from blendrag.store.record import Reason
 from blendrag.store.tiers import Tier
+from blendrag.store.tiers.interface import LEVELS
 
 Outcome = Literal["exact", "blended", "computed", "prefix", "plain", "fallback"]
 Unplanned = Literal["request", "refused", "text", "window", "error"]
@@ -28,7 +29,6 @@ ROLES = ("assistant", "developer", "other", "system", "tool", "user")
 
 _PARTS = ("load", "select", "recompute")
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-_LEVELS = ("chunks", "bytes")
 _KEPT = 1024  # observations that wait for vLLM's own log, where nobody may ever read them
 
 
@@ -155,7 +155,7 @@ class TierMeter:
             now, before = tier.stats(), self._before.get(tier, {})
             self._before[tier] = now
             for name, value in now.items():
-                if name in _LEVELS:
+                if name in LEVELS:
                     into, by = held, value if tier.counted else None
                 else:
                     into, by = tally, value - before.get(name, 0) or None

@@ -134,7 +134,7 @@ def _own_forward(decoder: Decoder, cache: PagedCache, ours: torch.Tensor, begin:
     with ExitStack() as stack:
         for layer, kv in enumerate(decoder.kv):
             stack.enter_context(kv.attending(partial(attend, layer)))
-        stack.enter_context(layer_context(decoder.vllm_config, {}, {}, ids.numel()))
+        stack.enter_context(layer_context(decoder.vllm_config, ids.numel()))
         own_forward(decoder.model, ids, there)
     return errors
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import errno
 import os
 import re
 import time
@@ -19,7 +18,7 @@ from blendrag.store.kv_reader import close_all
 from blendrag.store.record import Layout
 from blendrag.store.stack import TierSpec, primary_at
 from blendrag.store.tiers import Context, Tier, make_tier
-from blendrag.store.tiers.disk import LONGEST_WRITE_S, QUARANTINE, SUFFIX, TEMPORARY
+from blendrag.store.tiers.disk import LONGEST_WRITE_S, NO_ROOM, QUARANTINE, SUFFIX, TEMPORARY
 
 DATABASES = ("catalogue.sqlite", "ledger.sqlite", "chroma/chroma.sqlite3")  # an index has these
 
@@ -33,8 +32,8 @@ def disk_errors(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        raise (StoreFullError if full else StoreError)(f"{what}: {error.strerror or error}") from error
+        kind = StoreFullError if error.errno in NO_ROOM else StoreError
+        raise kind(f"{what}: {error.strerror or error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +112,7 @@ def closed_index(folder: Path) -> Iterator[ClosedIndex]:
     Raises StoreError if there is none, StoreInUseError if a process has it open.
     """
     root = folder.expanduser().resolve()
-    if not (root / "catalogue.sqlite").is_file():
+    if not Catalogue.is_in(root):
         raise no_index(folder)
     lock = IndexLock(root)
     try:

@@ -12,7 +12,6 @@ from blendrag.store.tiers.interface import (
     Tier,
     TierError,
     make_tier,
-    register_tier,
 )
 from blendrag.store.tiers.ram import RamTier
 
@@ -28,5 +27,4 @@ __all__ = [
     "TierError",
     "TierSpec",
     "make_tier",
-    "register_tier",
 ]

@@ -23,7 +23,7 @@ TEMPORARY = "tmp"  # folder of files that are being written
 QUARANTINE = "quarantine"  # folder of damaged records, kept to be looked at
 _MAX_QUARANTINED = 16
 LONGEST_WRITE_S = 3600.0
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 @register_tier("disk")
@@ -161,7 +161,7 @@ class DiskTier(LocalTier):
                 raise
             _sync_folder(path.parent)
         except OSError as error:
-            if error.errno in _NO_ROOM:
+            if error.errno in NO_ROOM:
                 raise StoreFullError(
                     f"no room for a chunk of {record.head.nbytes:,} bytes in {str(self._root)!r}: free disk"
                     " space and ingest again, what is stored stays"

@@ -28,6 +28,10 @@ class GoneError(TierError):
         return str(self).partition(":")[0]
 
 
+LEVELS = ("chunks", "bytes")
+"""The statistics that say what a tier holds now; the others grow."""
+
+
 @dataclass(slots=True)
 class TierStats:
     """Counters since the tier was opened; ``chunks`` and ``bytes``: what it holds now, as far as it knows.

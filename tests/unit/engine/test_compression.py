@@ -52,7 +52,7 @@ def test_what_is_read_after_eviction_is_what_was_kept(
 
 def test_window_tokens_and_the_last_block_stay(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     size = model.cache.block_size
-    compression = Compression.of(model.decoder, model.cache)
+    compression = Compression(model.decoder, model.cache)
     chosen = note_chosen(monkeypatch)
     for tokens in (5 * size + 1, 5 * size + 20, 6 * size):
         chosen.clear()
@@ -67,7 +67,7 @@ def test_window_tokens_and_the_last_block_stay(model: LoadedModel, monkeypatch: 
 def test_least_budget_has_room_for_the_window_and_what_the_engine_computes_behind_it(tmp_path: Path) -> None:
     """A CPU without AVX-512 leaves it twelve: the window and these may be more than one block."""
     model, size = in_one_allocation(tmp_path, block_size=32), 32
-    compression = Compression.of(model.decoder, model.cache)
+    compression = Compression(model.decoder, model.cache)
     for tokens, freed, whole in ((5 * size + 12, 4, None), (5 * size + 1, 0, "kv_budget is below 96")):
         request = Request(model, "a", tokens, list(range(6)), kv_budget=2 * size)
         request.blended(compression, left=12)
@@ -88,7 +88,7 @@ def test_kv_is_untouched_where_it_is_kept_whole(
     model: LoadedModel, tokens: int, options: dict[str, Any], reason: str
 ) -> None:
     size = model.cache.block_size
-    compression = Compression.of(model.decoder, model.cache)
+    compression = Compression(model.decoder, model.cache)
     request = Request(model, "a", tokens, list(range(-(-tokens // size))), **options)
     request.blended(compression)
     before = [attention.kv_cache.clone() for attention in model.decoder.attentions]
@@ -100,7 +100,7 @@ def test_kv_is_untouched_where_it_is_kept_whole(
 
 def test_prompt_that_was_not_blended_or_left_to_the_engine_is_kept_whole(model: LoadedModel) -> None:
     size = model.cache.block_size
-    compression = Compression.of(model.decoder, model.cache)
+    compression = Compression(model.decoder, model.cache)
     request = Request(model, "a", 6 * size, list(range(6)), kv_budget=3 * size)
     assert compression.evict(request.order()).whole == "it was not blended to its end"
     request.blended(compression)
@@ -110,7 +110,7 @@ def test_prompt_that_was_not_blended_or_left_to_the_engine_is_kept_whole(model: 
 
 def test_prompt_without_a_question_or_with_unknown_blocks_is_kept_whole(model: LoadedModel) -> None:
     size = model.cache.block_size
-    compression = Compression.of(model.decoder, model.cache)
+    compression = Compression(model.decoder, model.cache)
     request = Request(model, "a", 6 * size, list(range(6)), kv_budget=3 * size)
     request.blended(compression)
     assert compression.evict(replace(request.order(), block_ids=[])).whole == (
@@ -131,7 +131,7 @@ def test_attention_that_pages_do_not_know_is_not_compressed(
     else:
         name = {"cap": "logits_soft_cap", "sinks": "sinks", "ALiBi": "alibi_slopes"}[other]
         monkeypatch.setattr(attention.impl, name, 30.0 if other == "cap" else torch.ones(HEADS))
-    compression = Compression.of(model.decoder, model.cache)
+    compression = Compression(model.decoder, model.cache)
     assert compression.reason == "its attention has windows, caps, sinks or ALiBi"
 
 
@@ -140,7 +140,7 @@ def test_error_leaves_the_kv_of_the_prompt(
     model: LoadedModel, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     size = model.cache.block_size
-    compression = Compression.of(model.decoder, model.cache)
+    compression = Compression(model.decoder, model.cache)
     request = Request(model, "a", 6 * size, list(range(6)), kv_budget=3 * size)
     request.blended(compression)
     before = [attention.kv_cache.clone() for attention in model.decoder.attentions]
@@ -167,7 +167,7 @@ def test_layers_with_kv_apart_are_not_compressed(model: LoadedModel) -> None:
     first = attentions[0].kv_cache
     attentions[0].kv_cache = first.clone()
     try:
-        compression = Compression.of(model.decoder, model.cache)
+        compression = Compression(model.decoder, model.cache)
         assert compression.reason == "its layers' KV is not in one allocation"
         request = Request(model, "a", 900, list(range(BLOCKS)), kv_budget=300)
         request.blended(compression)

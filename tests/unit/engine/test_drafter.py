@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from vllm.config import set_current_vllm_config
+from vllm.forward_context import set_forward_context
 
 from blendrag.attention.runs import find_runs
 from blendrag.engine.blend.blending import Choices
 from blendrag.engine.compat.drafts import DraftingModel
-from blendrag.engine.compat.model import attention_metadata, layer_context, name_of
+from blendrag.engine.compat.model import attention_metadata, name_of
 from blendrag.engine.forward.prompt_forward import LoadedModel
 from blendrag.engine.forward.slices import exhaust
 from blendrag.engine.ingest.chunk_prefill import ChunkPrefill, ChunkTokens
@@ -57,7 +59,10 @@ def by_vllm(model: LoadedModel, ids: Sequence[int]) -> None:
     by_name = {name_of(each): slots for each in model.cache.attentions}
     tokens, at = torch.tensor(ids), torch.from_numpy(positions)
     drafter, config = runner.get_draft_model(), runner.vllm_config
-    with layer_context(config, metadata, by_name, len(ids)):
+    with (
+        set_current_vllm_config(config),
+        set_forward_context(metadata, config, len(ids), slot_mapping=by_name, skip_compiled=True),
+    ):
         states: Any = runner.get_model()(tokens, at)
         if config.speculative_config.method == "draft_model":
             drafter(input_ids=tokens, positions=at)

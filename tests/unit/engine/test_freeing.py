@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,9 +15,9 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 from vllm.v1.request import Request
 
 from blendrag.engine.budget.freeing import BlockFreeing
-from blendrag.engine.compat.connector import RequestBlocks
+from blendrag.engine.compat.connector import RequestBlocks, SchedulerStep
 from blendrag.engine.hooks import Asked
-from blendrag.engine.wire.recipe import Recipe
+from blendrag.engine.wire.recipe import EvictionOrder, Recipe
 from blendrag.engine.wire.report import Eviction
 from blendrag.options import BlendOptions
 
@@ -53,12 +54,20 @@ def free_blocks(manager: KVCacheManager) -> int:
 def freeing(manager: KVCacheManager) -> BlockFreeing:
     blocks = RequestBlocks.of(manager)
     assert blocks is not None
-    return BlockFreeing(blocks)
+    half = BlockFreeing()
+    half.bind(blocks)
+    return half
+
+
+def due(half: BlockFreeing, scheduled: list[str]) -> list[EvictionOrder]:
+    """What the worker is to evict in a step with these requests."""
+    step = SchedulerStep(SimpleNamespace(num_scheduled_tokens=dict.fromkeys(scheduled, 1)))
+    return list(half.orders(step).others)
 
 
 def evicted(half: BlockFreeing, found: Request) -> Eviction:
     half.allocated(Asked(found, RECIPE), [[]], 1)
-    (order,) = half.due([found.request_id])
+    (order,) = due(half, [found.request_id])
     return Eviction(tokens=96, first=2, last=(order.tokens - 1) // BLOCK, first_block=order.block_ids[0])
 
 
@@ -66,17 +75,17 @@ def test_evicted_blocks_are_free_and_not_found_by_their_tokens(manager: KVCacheM
     half, found = freeing(manager), started(manager, "a", 10 * BLOCK + 5)
     assert free_blocks(manager) == BLOCKS - 1 - 11
     eviction = evicted(half, found)
-    half.free("a", eviction)
+    half.received("a", eviction, None)
     assert eviction.freed == 8 and free_blocks(manager) == BLOCKS - 1 - 3
     again = request("a", 10 * BLOCK + 5)
     assert manager.get_computed_blocks(again)[1] == 0
-    half.free("a", eviction)  # told twice
+    half.received("a", eviction, None)  # told twice
     assert free_blocks(manager) == BLOCKS - 1 - 3
 
 
 def test_answer_that_goes_on_or_ends_loses_no_block_and_frees_each_once(manager: KVCacheManager) -> None:
     half, found = freeing(manager), started(manager, "a", 10 * BLOCK + 5)
-    half.free("a", evicted(half, found))
+    half.received("a", evicted(half, found), None)
     for token in range(3 * BLOCK):
         found.num_computed_tokens = found.num_tokens
         found.append_output_token_ids(token)
@@ -98,7 +107,7 @@ def test_report_of_a_request_that_lost_its_blocks_frees_none(manager: KVCacheMan
         found.num_computed_tokens = 0
         assert manager.allocate_slots(found, 10 * BLOCK) is not None
     before = free_blocks(manager)
-    half.free("a", eviction)
+    half.received("a", eviction, None)
     assert free_blocks(manager) == before
 
 
@@ -118,7 +127,7 @@ def test_ten_times_the_pool_passes_through(manager: KVCacheManager) -> None:
         if free_blocks(manager) < 11:
             manager.free(running.pop(0))
         found = started(manager, str(number), 10 * BLOCK + 5)
-        half.free(found.request_id, evicted(half, found))
+        half.received(found.request_id, evicted(half, found), None)
         running.append(found)
     assert len(running) > 8, "without eviction, three"
     for found in running:
@@ -129,17 +138,17 @@ def test_ten_times_the_pool_passes_through(manager: KVCacheManager) -> None:
 def test_prompt_is_evicted_after_its_first_token_and_only_when_asked(manager: KVCacheManager) -> None:
     half, found = freeing(manager), started(manager, "a", 100)
     half.allocated(Asked(found, Recipe("store", RECIPE.spans)), [[]], 1)
-    assert half.due(["a"]) == []
+    assert due(half, ["a"]) == []
     half.allocated(Asked(found, RECIPE), [[]], 1)
     found.num_computed_tokens = 99
-    assert half.due(["a"]) == [], "the step computes its last token"
+    assert due(half, ["a"]) == [], "the step computes its last token"
     found.num_computed_tokens = 100
-    assert half.due([]) == half.due(["b"]) == [], "it is not in the step"
-    assert [(order.tokens, order.ticket) for order in half.due(["a"])] == [(100, "ticket of a")]
-    assert half.due(["a"]) == [], "once"
+    assert due(half, []) == due(half, ["b"]) == [], "it is not in the step"
+    assert [(order.tokens, order.ticket) for order in due(half, ["a"])] == [(100, "ticket of a")]
+    assert due(half, ["a"]) == [], "once"
     half.allocated(Asked(found, RECIPE), [[]], 1)
     half.finished("a")
-    assert half.due(["a"]) == []
+    assert due(half, ["a"]) == []
 
 
 def test_step_waits_for_one_eviction(manager: KVCacheManager) -> None:
@@ -147,8 +156,8 @@ def test_step_waits_for_one_eviction(manager: KVCacheManager) -> None:
     for name in ("a", "b", "c"):
         half.allocated(Asked(started(manager, name, 100), RECIPE), [[]], 1)
     running = ["c", "b"]
-    assert [[order.request_id for order in half.due(running)] for _ in range(3)] == [["b"], ["c"], []]
-    assert [order.request_id for order in half.due(["a"])] == ["a"]
+    assert [[order.request_id for order in due(half, running)] for _ in range(3)] == [["b"], ["c"], []]
+    assert [order.request_id for order in due(half, ["a"])] == ["a"]
 
 
 def test_manager_of_another_kind_is_not_taken_for_one_that_is_known() -> None:
@@ -158,5 +167,5 @@ def test_manager_of_another_kind_is_not_taken_for_one_that_is_known() -> None:
     asked: Any = request("a", 100)
     half.allocated(Asked(asked, RECIPE), [[]], 1)
     asked.num_computed_tokens = 100
-    assert [order.block_ids for order in half.due(["a"])] == [[]], "the worker says why nothing is evicted"
-    half.free("a", Eviction(1, 1, 2, 0))
+    assert [order.block_ids for order in due(half, ["a"])] == [[]], "the worker says why nothing is evicted"
+    half.received("a", Eviction(1, 1, 2, 0), None)

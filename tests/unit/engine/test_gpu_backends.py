@@ -50,7 +50,7 @@ def test_host_waits_for_the_device_a_few_times_whatever_the_layers(
         with stand_in(monkeypatch) as crossings:
             folder = tmp_path / str(layers)
             model = model_with("TRITON_ATTN", KVCacheLayout.LBHNC, folder, layers, monkeypatch, DeviceTensor)
-            compression = Compression.of(model.decoder, model.cache)
+            compression = Compression(model.decoder, model.cache)
             assert compression.reason is None
             request = Request(model, "a", 117, list(range(8)), kv_budget=64)
             request.blended(compression, DeviceTensor)

@@ -65,11 +65,11 @@ class Bench:
 
     def finish(self) -> None:
         """Until the loader's thread has nothing left to do, nor the one behind it."""
-        self._loader._thread.submit(lambda: None).result(timeout=30)
+        self._loader.thread.submit(lambda: None).result(timeout=30)
         self.store.wait()
 
     def close(self) -> None:
-        self._loader._thread.shutdown()
+        self._loader.thread.shutdown()
         self.store.close_records(self._opened)
         self.store.close()
 

@@ -123,7 +123,7 @@ def test_forecast_changes_who_leaves(tmp_path: Path, policy: str, leaves: object
         put(store, chunk)
         ask(store, chunk)
     store.wait()
-    store.forecast([("goes on", 0.9, [A.key, C.key, "gone"]), ("is over", 0.01, [B.key, A.key])])
+    store.policies.forecast([("goes on", 0.9, [A.key, C.key, "gone"]), ("is over", 0.01, [B.key, A.key])])
     put(store, D)
     store.wait()
     left = [chunk is not leaves for chunk in (A, B, C)]
@@ -133,7 +133,7 @@ def test_forecast_changes_who_leaves(tmp_path: Path, policy: str, leaves: object
 def test_tier_without_limits_pays_nothing_for_policies(tmp_path: Path, recorded: list[Recording]) -> None:
     store = filled_stack(tmp_path, [A], TierSpec(kind="disk", policy="recording"))
     ask(store, A)
-    store.forecast([("goes on", 0.9, [A.key])])
+    store.policies.forecast([("goes on", 0.9, [A.key])])
     assert recorded[0].heard == []
 
 
@@ -142,9 +142,9 @@ def test_what_policies_take_is_measured(tmp_path: Path) -> None:
     put(store, A)
     for _ in range(3):
         ask(store, A)
-    store.forecast([("goes on", 0.9, [A.key])])
+    store.policies.forecast([("goes on", 0.9, [A.key])])
     get(store, A)
-    stats = store.policy_stats()
+    stats = store.policies.stats()
     assert (stats["used"]["calls"], stats["forecast"]["calls"]) == (3, 1)
     for one in stats.values():
         assert 0.0 < one["worst_ms"] <= 1e3 * one["seconds"]

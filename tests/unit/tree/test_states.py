@@ -183,7 +183,7 @@ def test_full_tier_keeps_no_state_without_the_kv_before_it() -> None:
                     rig.use(order)
                 except NodeMissingError:  # the catalogue hears of it when it is looked for
                     rig.use(order)
-        assert rig.store.stats()["tree ram"]["evictions"]
+        assert rig.store.kv.stats()["tree ram"]["evictions"]
         check_tree(rig.store)
 
 
