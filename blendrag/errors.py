@@ -1,32 +1,4 @@
-"""Every error blendrag raises on purpose, and its one kind of warning.
-
-BlendragError
-├── ConfigError              correct the setting that is named
-├── MissingDependencyError   install what is named
-├── ModelError
-│   ├── ModelNotFoundError   correct the model's name or folder
-│   └── ModelNotSupportedError  choose another model (or serve this one without blending)
-├── SourceError              correct or remove the file that is named; start the vector store that is
-├── StoreError
-│   ├── StoreMismatchError   open the index with the model it was made for
-│   ├── StoreInUseError      close the other process that has it open
-│   └── StoreFullError       free disk space, or raise the limit, and ingest again
-├── PredictorError           fit it again (blendrag fit); until then, eviction is by LRU
-├── EmptyIndexError          ingest something first
-├── PromptTooLongError       ask for fewer or shorter documents
-├── EngineError              the engine died, or failed at something: ask again, the next use starts it
-│   ├── EngineStartError     correct what the message names: memory, weights, a setting, time
-│   ├── EngineClosedError    open another, or ask before close()
-│   ├── EngineBusyError      close the other engine that is named, or use its settings
-│   └── GenerationTimeoutError  allow more time, or fewer tokens
-└── ServerError              the server failed: its message says what at
-    ├── ServerNotFoundError  correct the URL that is named, or start `blendrag serve` there
-    ├── ServerBusyError      ask again later, in ``retry_after_s`` seconds if it says so
-    ├── ServerRefusalError   use a key that may do it, or ask its operator for less strict limits
-    └── BrokenAnswerError    ask again: the answer broke off after its beginning was given out
-
-BlendragWarning              nothing failed, but time may be lost: the message says what to do
-"""
+"""Every error blendrag raises on purpose, and its one kind of warning."""
 
 from __future__ import annotations
 
@@ -39,11 +11,12 @@ class BlendragError(Exception):
 
 
 class ConfigError(BlendragError):
-    """A setting is unknown or has a value that cannot be used."""
+    """A setting is unknown or has a value that cannot be used: correct the one that is named."""
 
 
 class MissingDependencyError(BlendragError):
-    """A package is needed that is not installed, or is of another version than blendrag is for."""
+    """A package is needed that is not installed, or is of another version than blendrag is for: install what
+    is named."""
 
 
 @contextmanager
@@ -96,16 +69,16 @@ class ModelError(BlendragError):
 
 
 class ModelNotFoundError(ModelError):
-    """There is no such model folder, package or id."""
+    """There is no such model folder, package or id: correct the model's name or folder."""
 
 
 class ModelNotSupportedError(ModelError):
-    """The model can be served, but not blended."""
+    """The model can be served, but not blended: choose another one, or serve this one without blending."""
 
 
 class SourceError(BlendragError):
-    """A path given to ``ingest`` does not exist or cannot be read as text, or a vector store cannot be
-    read."""
+    """A path given to ``ingest`` does not exist or cannot be read as text, or a vector store cannot be read:
+    correct or remove the file that is named; start the store that is."""
 
 
 class StoreError(BlendragError):
@@ -113,60 +86,64 @@ class StoreError(BlendragError):
 
 
 class StoreMismatchError(StoreError):
-    """The store was made for another model."""
+    """The store was made for another model: open the index with that one."""
 
 
 class StoreInUseError(StoreError):
-    """Another process has this index open."""
+    """Another process has this index open: close it there."""
 
 
 class StoreFullError(StoreError):
-    """The disk (or the configured limit) has no room for a chunk."""
+    """The disk (or the configured limit) has no room for a chunk: free disk space, or raise the limit, and
+    ingest again."""
 
 
 class PredictorError(BlendragError):
     """There is no predictor of whether conversations go on, none that can be used, or nothing to train one
-    on."""
+    on: fit it again (``blendrag fit``); until then, eviction is by LRU."""
 
 
 class EmptyIndexError(BlendragError):
-    """A question was asked of an index that holds no documents."""
+    """A question was asked of an index that holds no documents: ingest something first."""
 
 
 class PromptTooLongError(BlendragError):
-    """The prompt does not fit into the model's context window."""
+    """The prompt does not fit into the model's context window: ask for fewer or shorter documents."""
 
 
 class EngineError(BlendragError):
-    """The embedded engine stopped working, or failed at something."""
+    """The embedded engine stopped working, or failed at something: ask again, the next use starts it."""
 
 
 class EngineStartError(EngineError):
-    """The engine did not start, and would not with the same settings."""
+    """The engine did not start, and would not with the same settings: correct what the message names, such as
+    memory, weights, a setting, or the time that it may take."""
 
 
 class EngineClosedError(EngineError):
-    """The engine was closed, by this program."""
+    """The engine was closed, by this program: open another, or ask before ``close()``."""
 
 
 class EngineBusyError(EngineError):
-    """An engine of another configuration has the device."""
+    """An engine of another configuration has the device: close the one that is named, or use its settings."""
 
 
 class GenerationTimeoutError(EngineError):
-    """The answer was not complete in the time allowed for it."""
+    """The answer was not complete in the time allowed for it: allow more time, or fewer tokens."""
 
 
 class ServerError(BlendragError):
-    """A server failed at a request, or broke off."""
+    """A server failed at a request, or broke off: the message says what at."""
 
 
 class ServerNotFoundError(ServerError):
-    """No server answers at this URL, or one without blendrag."""
+    """No server answers at this URL, or one without blendrag: correct the URL that is named, or start
+    ``blendrag serve`` there."""
 
 
 class ServerBusyError(ServerError):
-    """The server takes no more requests for now. retry_after_s: when to ask again, if it says."""
+    """The server takes no more requests for now: ask again later. retry_after_s: in how many seconds, if it
+    says."""
 
     def __init__(self, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -174,12 +151,14 @@ class ServerBusyError(ServerError):
 
 
 class ServerRefusalError(ServerError):
-    """The key is missing or wrong, or has no right to this; or there is too much in one request."""
+    """The key is missing or wrong, or has no right to this; or there is too much in one request: use a key
+    that may do it, or ask its operator for less strict limits."""
 
 
 class BrokenAnswerError(ServerError):
-    """An answer broke off after its beginning was given out, so it was not asked for again."""
+    """An answer broke off after its beginning was given out, so it was not asked for again: ask again."""
 
 
 class BlendragWarning(UserWarning):
-    """A warning that something given is ignored or outdated, or that answers come slower than they could."""
+    """A warning that something given is ignored or outdated, or that answers come slower than they could: the
+    message says what to do."""

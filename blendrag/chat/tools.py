@@ -17,7 +17,6 @@ from weakref import WeakKeyDictionary
 import xxhash
 
 from blendrag.chat.calls import CLOSE, OPEN
-from blendrag.chat.calls import ToolCall as ToolCall  # others import it from here
 from blendrag.chat.messages import Message
 from blendrag.chat.request import REQUIRED, ChatRequest
 from blendrag.chat.schema import JOINTS, OWN, Schemas, json_grammar

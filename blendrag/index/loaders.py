@@ -66,9 +66,7 @@ Loaded = Document | Skipped
 Item = Any  # str | Path | Document | anything with page_content and metadata (a LangChain document)
 
 
-def load_sources(
-    items: Item | Iterable[Item], *, max_file_bytes: int = MAX_FILE_BYTES, exclude: Iterable[Path] = ()
-) -> Iterator[Loaded]:
+def load_sources(items: Item | Iterable[Item], *, exclude: Iterable[Path] = ()) -> Iterator[Loaded]:
     """Yield a Document or Skipped for everything in ``items``, in a stable order, each file once.
 
     A string is a path when it exists, and a text when it has several lines or reads like a sentence;
@@ -79,7 +77,7 @@ def load_sources(
     that cannot be used, and for a folder without a single document.
     """
     targets = [_resolve(item) for item in _as_list(items)]
-    return _load(targets, max_file_bytes, {os.path.realpath(path) for path in exclude})
+    return _load(targets, {os.path.realpath(path) for path in exclude})
 
 
 def roots(items: Item | Iterable[Item]) -> tuple[str, ...]:
@@ -176,25 +174,25 @@ def _near(path: Path) -> str:
 # -- reading ---------------------------------------------------------------------------------------
 
 
-def _load(targets: list[Path | Document], max_bytes: int, excluded: set[str]) -> Iterator[Loaded]:
+def _load(targets: list[Path | Document], excluded: set[str]) -> Iterator[Loaded]:
     names: dict[str, str] = {}
-    for loaded in _read(targets, max_bytes, excluded):
+    for loaded in _read(targets, excluded):
         if isinstance(loaded, Document):
             yield from _named(loaded, names)
         else:
             yield loaded
 
 
-def _read(targets: list[Path | Document], max_bytes: int, excluded: set[str]) -> Iterator[Loaded]:
+def _read(targets: list[Path | Document], excluded: set[str]) -> Iterator[Loaded]:
     seen: set[str] = set()
     for target in targets:
         if isinstance(target, Document):
             yield target
         elif target.is_dir():
-            yield from _load_folder(target, max_bytes, seen, excluded)
+            yield from _load_folder(target, seen, excluded)
         elif str(target) not in seen:
             seen.add(str(target))
-            loaded = _load_file(target, max_bytes, read_text)
+            loaded = _load_file(target, read_text)
             if isinstance(loaded, Skipped):
                 raise SourceError(f"cannot use {loaded.source!r}: {loaded.reason}")
             yield loaded
@@ -213,7 +211,7 @@ def _named(document: Document, names: dict[str, str]) -> Iterator[Loaded]:
         yield replace(document, source=source)
 
 
-def _load_folder(folder: Path, max_bytes: int, seen: set[str], excluded: set[str]) -> Iterator[Loaded]:
+def _load_folder(folder: Path, seen: set[str], excluded: set[str]) -> Iterator[Loaded]:
     found = False
     problem = ""
     for path in _walk(folder, excluded):
@@ -222,7 +220,7 @@ def _load_folder(folder: Path, max_bytes: int, seen: set[str], excluded: set[str
             found = True
             continue
         seen.add(real)
-        loaded = _load_file(path, max_bytes)
+        loaded = _load_file(path)
         if isinstance(loaded, Document):
             found = True
         else:
@@ -254,7 +252,7 @@ def _is_junk(name: str) -> bool:  # "~$": Office marks the files that are open i
     return name.startswith((".", "~$")) or name.endswith("~") or name in _JUNK_NAMES
 
 
-def _load_file(path: Path, max_bytes: int, default: Reader | None = None) -> Loaded:
+def _load_file(path: Path, default: Reader | None = None) -> Loaded:
     source = _source(path)
     try:
         status = os.stat(path)
@@ -267,9 +265,9 @@ def _load_file(path: Path, max_bytes: int, default: Reader | None = None) -> Loa
             reader = find_reader(path.suffix, head, default)
             if reader is None:
                 return Skipped(source, f"no reader for {path.suffix} files")
-            if status.st_size > max_bytes:
-                return Skipped(source, f"larger than the limit of {max_bytes:,} bytes ({status.st_size:,})")
-            data = head + file.read(max_bytes)
+            if (size := status.st_size) > MAX_FILE_BYTES:
+                return Skipped(source, f"larger than the limit of {MAX_FILE_BYTES:,} bytes ({size:,})")
+            data = head + file.read(MAX_FILE_BYTES)
     except OSError as error:
         gone = isinstance(error, FileNotFoundError)
         return Skipped(source, f"unreadable ({error.strerror})", transient=not gone)

@@ -8,11 +8,12 @@ import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import xxhash
 
 from blendrag.chat.request import Source
+from blendrag.embedder import Embedder
 from blendrag.errors import EngineClosedError, StoreError, StoreFullError, StoreMismatchError, needs
 from blendrag.files import sqlite
 from blendrag.files.private import make_file, make_folder
@@ -29,14 +30,6 @@ _ZEROS = 1 << 20  # bytes written at once
 _HEADER = struct.Struct("<iQQQQ")  # of hnswlib: version, offset, room, vectors, bytes of each
 
 
-class Embeds(Protocol):
-    """An object that turns texts into vectors; ``name`` tells stores apart whose vectors do not compare."""
-
-    name: str
-
-    def embed(self, texts: Sequence[str]) -> list[list[float]]: ...
-
-
 class VectorStore:
     """A store of rows (source, ordinal, chunk key, text, vector), searched by cosine similarity.
 
@@ -44,7 +37,7 @@ class VectorStore:
     cannot open or change it, StoreFullError when the disk is full, EngineClosedError once it is closed.
     """
 
-    def __init__(self, root: Path, embedder: Embeds) -> None:
+    def __init__(self, root: Path, embedder: Embedder) -> None:
         with needs("blendrag[index]"):
             import chromadb
 

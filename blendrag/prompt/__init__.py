@@ -1,7 +1,7 @@
 """The planning of prompts from messages: render, recognise what was ingested, tokenise each segment apart."""
 
 from blendrag.prompt.assemble import assemble
-from blendrag.prompt.plan import DocumentNote, Form, PromptPlan, Segment, Span
+from blendrag.prompt.plan import DocumentNote, Form, PromptPlan, Segment
 from blendrag.prompt.planner import plan_chat, plan_prompt
 from blendrag.prompt.prefix import shared_prefix, start_prefix
 from blendrag.prompt.recognise import KnownText, Match, Recogniser
@@ -18,7 +18,6 @@ __all__ = [
     "Recogniser",
     "Segment",
     "Sightings",
-    "Span",
     "assemble",
     "decode",
     "encode_document",

@@ -152,7 +152,11 @@ class LatestPrompts:
         Kept are counts, positions and the names of documents that it holds; no text of it, of its answer or
         of its documents.
         """
-        rows = [{name: row[name] for name in _KEPT} for row in facts.get("documents", ()) if _told(row)]
+        rows = [
+            {name: row[name] for name in _KEPT}
+            for row in facts.get("documents", ())
+            if row["kind"] != "fresh" or row["chunk_key"] is not None  # or it is about no document
+        ]
         for row in rows:
             if row["start"] is None:
                 row["source"] = None  # a document's first words, where it has no name
@@ -168,11 +172,6 @@ class LatestPrompts:
         """Return them, latest first."""
         with self._lock:
             return [prompt for _, prompt in reversed(self._prompts)]
-
-
-def _told(row: Mapping[str, Any]) -> bool:
-    """Return whether a row is about a document."""
-    return row["kind"] != "fresh" or row["chunk_key"] is not None
 
 
 class Blending:
@@ -220,11 +219,12 @@ class Blending:
         Raises ConfigError for an option that cannot be used, and for fields that are the server's to set.
         """
         door = door_of(type(request))
-        namespace, salted = self._namespace(request.cache_salt), bool(request.cache_salt)
+        own, salt = self.library.identity.namespace, request.cache_salt
+        namespace = f"{own}~{xxhash.xxh3_64_hexdigest(salt.encode())}" if salt else own  # it has no tilde
         request.cache_salt = f"{namespace}:" if namespace else None
-        door.keep_apart(request, self.library.identity.namespace)
+        door.keep_apart(request, own)
         try:
-            about = await self._planned(door, request, fields, state, exact=not salted)
+            about = await self._planned(door, request, fields, state, exact=not salt)
         except ConfigError:
             raise
         except Exception as error:
@@ -318,11 +318,6 @@ class Blending:
             return False
         self._threads["ingest"].submit(work).add_done_callback(lambda _: self._room.release())
         return True
-
-    def _namespace(self, salt: str | None) -> str:
-        """Return the tenant's namespace, apart from others' with another salt."""
-        own = self.library.identity.namespace  # which cannot hold a tilde
-        return f"{own}~{xxhash.xxh3_64_hexdigest(salt.encode())}" if salt else own
 
     def _plan(self, ids: Sequence[int], documents: Sequence[str]) -> PromptPlan | None:
         """Plan a prompt; None if its ids would be another text than vLLM's."""

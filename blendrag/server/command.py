@@ -63,9 +63,6 @@ _ENDING_S = 30
 # default for ten minutes. Several API processes wait for it from the beginning of the start.
 _READY_S = 5
 
-# What clients may call the model besides its name.
-_ALIASES = frozenset({"served_model_name"})
-
 # Options for engines without a front end here, or with one for each: nobody would tell all of them the same.
 _APART = (
     "data_parallel_external_lb", "data_parallel_hybrid_lb", "data_parallel_multi_port_external_lb",
@@ -248,7 +245,7 @@ def _checked_options(more: Sequence[str], ours: Collection[str], keys: bool) -> 
             "--api-key (VLLM_API_KEY) and --keys are the same header: name that key in the file"
         )
     for name, value in theirs.items():
-        if value == usual[name] or name in _ALIASES:
+        if value == usual[name] or name == "served_model_name":  # what clients may call it
             continue
         reason = _REFUSED.get(name)
         if name in ours:

@@ -11,8 +11,6 @@ from typing import Any, ClassVar
 from blendrag.prompt import Messages
 from blendrag.server import parts
 
-_OTHER_THAN_TEXT = "prompts with other than text are prefilled plainly"
-_SEVERAL = "several answers to a prompt are prefilled plainly"
 _NOT_PLANNED = ("echo", "prompt_logprobs", "truncate_prompt_tokens", "prompt_embeds", "suffix")
 _CALLED = frozenset({"function", "custom", "namespace"})  # kinds of tools that clients run
 
@@ -213,7 +211,7 @@ def door_of(kind: type) -> Door:
 def _of_sampling(request: Any) -> str | None:
     """Say why a completion goes to vLLM as it is, whatever its prompt."""
     if (request.n or 1) != 1 or getattr(request, "use_beam_search", False):
-        return _SEVERAL
+        return "several answers to a prompt are prefilled plainly"
     for name in _NOT_PLANNED:
         value = getattr(request, name, None)
         if value is not None and value is not False:
@@ -224,7 +222,7 @@ def _of_sampling(request: Any) -> str | None:
 def _of_messages(messages: Any) -> str | None:
     from blendrag.engine.compat.requests import has_other_than_text
 
-    return _OTHER_THAN_TEXT if has_other_than_text(messages) else None
+    return "prompts with other than text are prefilled plainly" if has_other_than_text(messages) else None
 
 
 def _dicts(messages: Sequence[Any]) -> list[dict[str, Any]]:

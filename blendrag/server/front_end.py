@@ -53,7 +53,9 @@ def attach_router(app: FastAPI) -> None:
     gives no answers."""
     served = _served()
     limits, bodies = Limits(**served["limits"]), list[type[BaseModel]]()
-    stocks = [stock for door in DOORS if (stock := _posting(app, door.path))]
+    routes = (route for route in app.routes if isinstance(route, APIRoute) and "POST" in route.methods)
+    posting = {route.path: route for route in routes}
+    stocks = [posting[door.path] for door in DOORS if door.path in posting]
     if not stocks:
         raise ConfigError(
             "vLLM gives no answers from this model, so there is nothing to blend: use vllm serve"
@@ -93,9 +95,10 @@ async def init_state(engine_client: Any, state: Any, args: Namespace) -> None:
     name, *_ = args.served_model_name or [args.model]
     state.blendrag = {}
     engine.end_in_order(state.blendrag, state.requests, state)
-    for namespace, (settings, folder) in _tenants(served).items():
+    folder = None if served["folder"] is None else Path(served["folder"]).expanduser().resolve()
+    for namespace, (settings, kept_in) in tenants(served["settings"], folder, _keys(served)).items():
         limits = Limits(**served["limits"])
-        library = await asyncio.to_thread(_open, settings, folder, engine, limits)
+        library = await asyncio.to_thread(_open, settings, kept_in, engine, limits)
         blending = Blending(library, settings, engine, name, os.environ[SECRET], served["tool_parser"])
         blending.ingest(partial(_prefill_pending, library))
         state.blendrag[namespace] = blending
@@ -181,16 +184,6 @@ def _served() -> dict[str, Any]:
 
 def _keys(served: dict[str, Any]) -> Keys | None:
     return None if served["keys"] is None else read_keys(Path(served["keys"]))
-
-
-def _tenants(served: dict[str, Any]) -> dict[str, tuple[Settings, Path]]:
-    folder = None if served["folder"] is None else Path(served["folder"]).expanduser().resolve()
-    return tenants(served["settings"], folder, _keys(served))
-
-
-def _posting(app: FastAPI, path: str) -> APIRoute | None:
-    posting = (route for route in app.routes if isinstance(route, APIRoute) and "POST" in route.methods)
-    return next((route for route in posting if route.path == path), None)
 
 
 def _open(settings: Settings, folder: Path, engine: _Engine, limits: Limits) -> Library:

@@ -58,10 +58,6 @@ class EngineSession:
         return store if store is not None and store.engine.alive else None
 
     @property
-    def running(self) -> bool:
-        return self._engine is not None
-
-    @property
     def idle(self) -> bool:
         """Return whether the engine runs, with nothing to do."""
         engine = self._engine

@@ -10,8 +10,12 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, Response
 
 PAGE = "/v1/kb/ui"
-_TYPES = {"ui.html": "text/html", "ui.css": "text/css", "ui.js": "text/javascript"}
-OPEN = (PAGE, f"{PAGE}/ui.css", f"{PAGE}/ui.js")
+_FILES = {
+    PAGE: ("ui.html", "text/html"),
+    f"{PAGE}/ui.css": ("ui.css", "text/css"),
+    f"{PAGE}/ui.js": ("ui.js", "text/javascript"),
+}
+OPEN = tuple(_FILES)
 """Paths that need no key: whoever is to type one in cannot send it yet, and nothing there is anybody's."""
 
 _HEADERS = {
@@ -22,27 +26,17 @@ _HEADERS = {
     "Cache-Control": "no-cache",
 }
 
-router = APIRouter(prefix=PAGE, include_in_schema=False)
+router = APIRouter(include_in_schema=False)
 
 
-@router.get("")
-def page() -> Response:
-    return _file("ui.html")
-
-
-@router.get("/ui.css")
-def style() -> Response:
-    return _file("ui.css")
-
-
-@router.get("/ui.js")
-def script() -> Response:
-    return _file("ui.js")
-
-
-def _file(name: str) -> Response:
+def _file(request: Request) -> Response:
+    name, kind = _FILES[request.scope["route"].path]
     content = resources.files(__package__).joinpath(name).read_bytes()
-    return Response(content, headers=_HEADERS, media_type=_TYPES[name])
+    return Response(content, headers=_HEADERS, media_type=kind)
+
+
+for _path in _FILES:
+    router.add_api_route(_path, _file, methods=["GET"])
 
 
 def wants_html(request: Request) -> bool:

@@ -125,10 +125,6 @@ def _deleted(store: WarmingStore, arguments: Mapping[str, Any], success: Any) ->
         store._forget([ids] if isinstance(ids, str) else map(str, ids))
 
 
-def _deleted_some(store: WarmingStore, arguments: Mapping[str, Any], result: Any) -> None:
-    store._forget_missing()
-
-
 def _deleted_all(store: WarmingStore, arguments: Mapping[str, Any], success: Any) -> None:
     if success is not False and arguments["first"] is None:  # else of another index
         store._forget_all()
@@ -143,7 +139,7 @@ _HOOKS = {
         (_ADDING, _added),
         (("merge_from",), _merged),  # FAISS
         (_DELETING, _deleted),
-        (("delete_by_metadata_filter",), _deleted_some),
+        (("delete_by_metadata_filter",), lambda store, *_: store._forget_missing()),
         (_DELETING_ALL, _deleted_all),
     )
     for name in names

@@ -368,7 +368,8 @@ class BlendLLM(BlendOverrides, StructuredByGrammar):
         """Prepare a chat that offers tools. ``tool_required``, or a tool's name as ``tool_choice``, forces a
         call that fits its schema; and so does a program of LlamaIndex's, which asks for none where it
         streams."""
-        if any(map(_of_program, tools)):
+        made_by = (getattr(getattr(tool, "fn", None), "__module__", "") for tool in tools)
+        if get_function_tool.__module__ in made_by:  # a program, which parses the call
             tool_required, kwargs = True, {STRUCTURED: True, **kwargs}
         if isinstance(user_msg, str):
             user_msg = ChatMessage(user_msg)
@@ -416,11 +417,6 @@ class BlendLLM(BlendOverrides, StructuredByGrammar):
     def token_ids(self, text: str) -> list[int]:
         """Return ``text`` in the model's own tokens; fit for ``Settings.tokenizer``."""
         return self._chat.token_ids(text)
-
-
-def _of_program(tool: BaseTool) -> bool:
-    """Return whether a program made the tool, to parse the call."""
-    return bool(getattr(getattr(tool, "fn", None), "__module__", "") == get_function_tool.__module__)
 
 
 def _described(tool: BaseTool) -> dict[str, Any]:

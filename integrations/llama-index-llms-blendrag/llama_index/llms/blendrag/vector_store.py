@@ -70,7 +70,7 @@ class BlendChromaVectorStore(ChromaVectorStore):
         documents: dict[str, list[str]] = {}
         sources: dict[str, str] = {}
         # All ids at first: deletions shift what is counted.
-        for ids in _batches(self._collection.get(include=[])["ids"], self._batch_size()):
+        for ids in self._batches(self._collection.get(include=[])["ids"]):
             page = self._get(None, where={}, ids=ids)
             documents |= texts_by_id(page.nodes or (), self.bare_text)
             sources |= sources_by_id(page.nodes or ())
@@ -83,7 +83,7 @@ class BlendChromaVectorStore(ChromaVectorStore):
     ) -> list[str]:
         """Add nodes, in batches that Chroma takes, and prefill them."""
         ids: list[str] = []
-        for batch in _batches(list(nodes), self._batch_size()):
+        for batch in self._batches(list(nodes)):
             added = super().add(batch, **add_kwargs)
             ids += added
             if (kept := self._kept()) is not None:
@@ -134,7 +134,7 @@ class BlendChromaVectorStore(ChromaVectorStore):
         await asyncio.to_thread(self.clear)
 
     def _remove(self, ids: list[str]) -> None:
-        for batch in _batches(ids, self._batch_size()):
+        for batch in self._batches(ids):
             self._collection.delete(ids=batch)
         if ids and (kept := self._kept()) is not None:
             kept.remove(ids)
@@ -155,8 +155,9 @@ class BlendChromaVectorStore(ChromaVectorStore):
             return None
         return self._llm.collection(_name(self._collection, on_server=self._llm.base_url is not None))
 
-    def _batch_size(self) -> int:
-        return int(self._collection._client.get_max_batch_size())
+    def _batches(self, items: list[T]) -> Iterator[list[T]]:
+        size = self._collection._client.get_max_batch_size()
+        return (items[at : at + size] for at in range(0, len(items), size))
 
 
 def _name(collection: Any, *, on_server: bool) -> str:
@@ -172,8 +173,3 @@ def _name(collection: Any, *, on_server: bool) -> str:
     else:
         return Collection.volatile(f"chroma/{collection.id}")
     return "/".join(("llama-index", place, collection.tenant, collection.database, collection.name))
-
-
-def _batches(items: list[T], size: int) -> Iterator[list[T]]:
-    for at in range(0, len(items), size):
-        yield items[at : at + size]
