@@ -23,24 +23,44 @@ class InConversation(BaseChatModel):
     """
 
     def invoke(
-        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
+        self,
+        input: LanguageModelInput,
+        config: RunnableConfig | None = None,
+        *,
+        stop: list[str] | None = None,
+        **kwargs: Any,
     ) -> AIMessage:
-        return super().invoke(input, config, **with_conversation(config, kwargs))
+        return super().invoke(input, config, stop=stop, **with_conversation(config, kwargs))
 
     async def ainvoke(
-        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
+        self,
+        input: LanguageModelInput,
+        config: RunnableConfig | None = None,
+        *,
+        stop: list[str] | None = None,
+        **kwargs: Any,
     ) -> AIMessage:
-        return await super().ainvoke(input, config, **with_conversation(config, kwargs))
+        return await super().ainvoke(input, config, stop=stop, **with_conversation(config, kwargs))
 
     def stream(
-        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
+        self,
+        input: LanguageModelInput,
+        config: RunnableConfig | None = None,
+        *,
+        stop: list[str] | None = None,
+        **kwargs: Any,
     ) -> Iterator[AIMessageChunk]:
-        return super().stream(input, config, **with_conversation(config, kwargs))
+        return super().stream(input, config, stop=stop, **with_conversation(config, kwargs))
 
     def astream(
-        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
+        self,
+        input: LanguageModelInput,
+        config: RunnableConfig | None = None,
+        *,
+        stop: list[str] | None = None,
+        **kwargs: Any,
     ) -> AsyncIterator[AIMessageChunk]:
-        return super().astream(input, config, **with_conversation(config, kwargs))
+        return super().astream(input, config, stop=stop, **with_conversation(config, kwargs))
 
 
 def with_conversation(config: RunnableConfig | None, kwargs: dict[str, Any]) -> dict[str, Any]:
