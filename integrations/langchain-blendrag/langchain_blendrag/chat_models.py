@@ -299,10 +299,12 @@ class ChatBlend(BlendOverrides, InConversation):
         return self.chat.render(self._request_of(input, kwargs))
 
     def _request_of(self, input: LanguageModelInput, kwargs: dict[str, Any]) -> ChatRequest:
-        return self._request(self._convert_input(input).to_messages(), kwargs)
+        return self._request(self._convert_input(input).to_messages(), None, kwargs)
 
-    def _request(self, messages: Sequence[BaseMessage], kwargs: dict[str, Any]) -> ChatRequest:
-        return chat_request(self.chat, messages, None, self._options(kwargs))
+    def _request(
+        self, messages: Sequence[BaseMessage], stop: list[str] | None, kwargs: dict[str, Any]
+    ) -> ChatRequest:
+        return chat_request(self.chat, messages, stop, self._options(kwargs))
 
     def _one_request(
         self, messages: Sequence[BaseMessage], stop: list[str] | None, kwargs: dict[str, Any]
@@ -344,7 +346,7 @@ class ChatBlend(BlendOverrides, InConversation):
             return 0
         kwargs = bound_tools(tools, None) if tools else {}
         with as_langchain_has_them():
-            return self.chat.count_tokens(self._request(messages, kwargs))
+            return self.chat.count_tokens(self._request(messages, None, kwargs))
 
     def close(self) -> None:
         """End the engine, for all objects that share it; or the connections to the server. The next use

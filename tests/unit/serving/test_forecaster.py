@@ -46,7 +46,7 @@ class Session:
     def forecast(self, forecasts: Any) -> None:
         self.calls.append(forecasts)
         if self._store:
-            self._store.forecast(forecasts)
+            self._store.policies.forecast(forecasts)
 
 
 Open = Callable[..., Forecaster]
