@@ -49,7 +49,7 @@ class Document:
     @property
     def content_hash(self) -> str:
         """The hash by which a changed text, or metadata, is told from the one before."""
-        told = json.dumps(dict(self.metadata), default=str) if self.metadata else ""
+        told = json.dumps(_plain(self.metadata), sort_keys=True) if self.metadata else ""
         return _hash_of(self.text + told)
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from blendrag.store.record import NO_DRAFTS, DraftLayers, Record
 from blendrag.store.tiers import Read, Tier, TierError
 from stand_in_device import DEVICE, stand_in
 from stores import get, same
+from waiting import until
 
 LAYERS = 12
 
@@ -99,10 +101,7 @@ def test_layer_that_was_asked_after_comes_and_is_the_right_one(
         assert not layers.ready(numbers[0])
         held.set()
         for number in numbers:
-            ends = time.monotonic() + 30
-            while not layers.ready(number):
-                assert time.monotonic() < ends
-                time.sleep(0.001)
+            until(partial(layers.ready, number))
             assert layers.ready(number)
             found = torch.stack(layers.synchronize(number))
             assert bits(found).equal(bits(whole[number]))
@@ -117,8 +116,7 @@ def test_failure_of_a_layer_that_was_asked_after_is_told(bench: Any, monkeypatch
     monkeypatch.setattr(disk, "read", fails)
     with bench.load(bench.open()) as layers:
         layers.fetch_kv(0)
-        while not layers.ready(0):
-            time.sleep(0.001)
+        until(lambda: layers.ready(0))
         with pytest.raises(LoadFailedError, match="gone"):
             layers.synchronize(0)
 

@@ -37,6 +37,7 @@ from engineless import (
     keys_of,
     tenants_without_engine,
 )
+from waiting import until
 
 PAGE = "/v1/kb/ui"
 EXPLAIN = "/v1/kb/explain"
@@ -227,8 +228,7 @@ def served(tenants: Tenants) -> Iterator[Callable[..., str]]:
         thread = threading.Thread(target=server.run, daemon=True)
         begun.append((server, thread))
         thread.start()
-        while not server.started:
-            time.sleep(0.01)
+        until(lambda: server.started)
         port = server.servers[0].sockets[0].getsockname()[1]
         return f"http://127.0.0.1:{port}{PAGE}"
 
