@@ -20,6 +20,7 @@ from blendrag.version import __version__
 
 _NVIDIA = Path("/dev/nvidiactl")  # made by the driver
 _CONTAINER = Path("/sys/fs/cgroup/memory.max")
+_PROCESSORS = Path("/proc/cpuinfo")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,11 @@ def emulates_16_bit() -> bool:
     x86 = platform.machine().lower() in ("x86_64", "amd64")
     wide = torch.backends.cpu.get_cpu_capability().startswith("AVX512")
     return x86 and not wide and not torch.cuda.is_available()
+
+
+def has_bf16_products() -> bool:
+    """Return whether this machine's processor multiplies bfloat16 by itself (AVX512_BF16)."""
+    return _PROCESSORS.exists() and "avx512_bf16" in _PROCESSORS.read_text().split()
 
 
 def warn_of_emulation(dtype: str) -> None:

@@ -40,6 +40,8 @@ def doctor(
             mark = Text("ok", style="green") if row.ok else Text("FAILED", style="bold red")
             table.add_row(Text(row.check), Text(row.value), Text(row.limit), mark)
         out().print(table)
+        if report.scattered:
+            out().print(f"scattered tokens attend by {report.scattered}")
         out().print(_calls_read(report.tool_parser))
         out().print(f"KV of a new index is stored as {report.stored}")
         for note in report.notes:

@@ -61,9 +61,9 @@ class Check:
 class DoctorReport:
     """The doctor's report. unsupported: why the model cannot be blended at all; it is then served without.
     exact: of a model that is not blended, whether its exact prefixes are kept, with states behind them.
-    layers, attention: as :class:`ModelCheck` has them. notes: what is amiss on this machine, whatever the
-    model. tool_parser: vLLM's name of the one that reads calls; empty if blendrag does. stored: how and where
-    KV of a new index is kept."""
+    layers, attention, scattered: as :class:`ModelCheck` has them. notes: what is amiss on this machine,
+    whatever the model. tool_parser: vLLM's name of the one that reads calls; empty if blendrag does. stored:
+    how and where KV of a new index is kept."""
 
     model: str
     architecture: str
@@ -72,6 +72,7 @@ class DoctorReport:
     exact: bool = False
     layers: str = ""
     attention: tuple[str, ...] = ()
+    scattered: str = ""
     notes: tuple[str, ...] = ()
     tool_parser: str = ""
     stored: str = ""
@@ -110,8 +111,8 @@ def run_doctor(settings: Settings, note: Callable[[str], None] | None = None) ->
             return replace(report, rows=(row, *states), exact=facts.states)
         tell("checking")
         rows, found = _Check(engine, settings).run()
-        attention = tuple(found.attention)
-        return replace(report, rows=tuple(rows), layers=found.layers, attention=attention)
+        report = replace(report, layers=found.layers, attention=tuple(found.attention))
+        return replace(report, rows=tuple(rows), scattered=found.scattered)
     finally:
         engine.release()
 

@@ -39,6 +39,7 @@ from blendrag.load.trace import Trace
 from blendrag.options import BlendOptions
 from blendrag.ranges import write_ranges
 from blendrag.select import CachedTokens, Selector, make_selector
+from blendrag.select.static import All
 from blendrag.store.kv_reader import KVReader
 from blendrag.store.record import Miss
 from blendrag.store.tiers import Opened, Tier
@@ -332,6 +333,7 @@ class RequestBlend:
             self._note_queries,
             model.drafts,
             next_id=order.next_id,
+            exact=not chunks or isinstance(selector, All),
         )
         recomputed, computed = yield from self._fuse(chunks, forward, selector, begin, reads)
         watch = forward.watch

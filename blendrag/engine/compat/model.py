@@ -203,7 +203,7 @@ def block_format(attentions: Sequence[Any]) -> str:
     them."""
 
     def of(one: Any) -> str:
-        cache, isa = one.kv_cache, getattr(one, "isa", "")
+        cache, isa = one.kv_cache, isa_of(one)
         return f"{one.attn_backend.get_name()} {isa} {cache.dtype} {(*cache.shape[1:],)} {cache.stride()[1:]}"
 
     return "; ".join(sorted(set(map(of, attentions))))
@@ -217,6 +217,11 @@ def dtype_of(vllm_config: Any) -> torch.dtype:
 def cache_of(attention: Any) -> torch.Tensor:
     """Return the paged cache of an attention module."""
     return attention.kv_cache
+
+
+def isa_of(attention: Any) -> str:
+    """Return which instructions a CPU's backend computes an attention module with, by the backend's name."""
+    return getattr(attention, "isa", "")
 
 
 def name_of(attention: Any) -> str:

@@ -19,6 +19,7 @@ import torch
 from blendrag.attention.latent import LatentRows, paged_latent_attention
 from blendrag.attention.paged import PagedRows, paged_attention
 from blendrag.attention.runs import find_runs
+from blendrag.attention.scattered import Room, ScatteredRows, scattered_attention, takes, why_not
 from blendrag.engine.compat.drafts import attentions_of_drafts
 from blendrag.engine.compat.groups import NULL_BLOCK, LayerGroup, common_block_size
 from blendrag.engine.compat.layer_kv import KV, is_latent, layer_kv
@@ -26,6 +27,7 @@ from blendrag.engine.compat.model import (
     attend,
     attention_metadata,
     cache_of,
+    isa_of,
     key_value_of,
     name_of,
     scale_of,
@@ -39,7 +41,7 @@ from blendrag.engine.forward.page_order import PageOrder
 
 # The addresses that some rows need to attend to their sequence, in the layers of a group. A dict is the
 # backend's metadata, by attention layer. Latents have those of each sequence.
-GroupAddresses = PagedRows | list[LatentRows] | dict[str, Any]
+GroupAddresses = PagedRows | tuple[ScatteredRows, dict[str, Any]] | list[LatentRows] | dict[str, Any]
 Addresses = Sequence[GroupAddresses]
 
 
@@ -104,6 +106,29 @@ class PagedCache(KVBlocks):
             scratch = torch.zeros((1, 1, *like.shape[2:]), dtype=like.dtype, device=like.device)
             self._orders[like.shape] = PageOrder.learn(self.kv[layer], scratch)
         return self._orders[like.shape]
+
+    @cached_property
+    def scattered(self) -> list[torch.Tensor | None]:
+        """Return the order of a CPU's pages, by group, where scattered rows attend by our kernel; None where
+        they attend as any others: that kernel would gain nothing over tiles of AMX."""
+        orders: list[torch.Tensor | None] = []
+        for group in range(len(self.groups)):
+            layers = [layer for layer, of in enumerate(self.group) if of == group]
+            found = {self._order_for_kernel(layer) for layer in layers}
+            order = found.pop() if len(found) == 1 else None
+            orders.append(order.at.int() if order is not None and why_not() is None else None)
+        return orders
+
+    @property
+    def by_cpu_kernel(self) -> bool:
+        """Return whether scattered rows attend by our kernel for CPUs, in some layers at least."""
+        return any(order is not None for order in self.scattered)
+
+    def _order_for_kernel(self, layer: int) -> PageOrder | None:
+        attention = self.attentions[layer]
+        known = isa_of(attention) == "vec" and not self.latent and not self.rounds
+        fits = known and takes(self.kv[layer].key[1], cache_of(attention).dtype, scores_of(attention))
+        return self.order(layer) if fits else None
 
     @cached_property
     def readable(self) -> bool:
@@ -214,13 +239,17 @@ class Pages:
     """
 
     def __init__(self, cache: PagedCache, attended: Sequence[_Table], kept: Sequence[_Table] = ()) -> None:
-        self._cache, self._attended = cache, attended
+        self._cache, self._attended, self._room = cache, attended, Room()
         pairs = zip(attended, kept or attended, strict=True)
         self._written = [(one,) if one is other else (one, other) for one, other in pairs]
 
     @property
     def device(self) -> torch.device:
         return self._cache.device
+
+    def whole_blocks(self, length: int) -> int:
+        """Return how many of the first ``length`` tokens are in blocks that are full."""
+        return length // self._cache.block_size * self._cache.block_size
 
     def places(self, positions: Ints, sequences: Ints | int = 0) -> Places:
         """Return places for :meth:`write`, in any layer. What is there already is not written again."""
@@ -237,9 +266,10 @@ class Pages:
             if slots.numel():
                 kv.write(key[first:], value[first:], table.memory_of(kv.attention), slots)
 
-    def addresses(self, positions: Ints, sequences: Ints | int = 0) -> Addresses:
+    def addresses(self, positions: Ints, sequences: Ints | int = 0, scattered: int = 0) -> Addresses:
         """Return addresses for :meth:`attend`, in any layer: rows that see their sequence up to these
-        positions."""
+        positions. scattered: how many of the first rows, of one sequence, may attend by a kernel of ours on a
+        CPU, too; the others attend there as the engine's own do, to the last bit."""
         sequences = np.broadcast_to(sequences, positions.shape)
         if self._cache.latent:
             (table,) = self._attended
@@ -248,17 +278,19 @@ class Pages:
             # Separate tensors: the kernel is compiled again for memory with another alignment.
             at, of = (upload(each.astype(np.int32), self.device) for each in (positions, sequences))
             return [PagedRows(at, of, table.on_device) for table in self._attended]
-        runs = find_runs(positions, sequences)
-        return [
-            attention_metadata(
-                self._cache.runner,
-                group,
-                runs,
-                table.on_device,
-                torch.from_numpy(table.slots(positions, sequences)),
-            )
-            for group, table in enumerate(self._attended)
-        ]
+        groups = range(len(self._attended))
+        return [self._on_cpu(group, positions, sequences, scattered) for group in groups]
+
+    def _on_cpu(self, group: int, positions: Ints, sequences: Ints, scattered: int) -> GroupAddresses:
+        table, order = self._attended[group], self._cache.scattered[group] if scattered else None
+        first = 0 if order is None else scattered
+        left, of, rest = positions[first:], sequences[first:], {}
+        if left.size:
+            slots = torch.from_numpy(table.slots(left, of))
+            rest = attention_metadata(self._cache.runner, group, find_runs(left, of), table.on_device, slots)
+        if order is None:
+            return rest
+        return ScatteredRows(torch.from_numpy(positions[:first]), table.on_device[0], order, self._room), rest
 
     def attend(self, layer: int, query: torch.Tensor, addresses: Addresses) -> torch.Tensor:
         """Return the attention of ``query``, [n, heads, head_size], over K and V that are written; same
@@ -268,10 +300,19 @@ class Pages:
         if isinstance(at, list):
             width = self._cache.kv[layer].value[1]
             return paged_latent_attention(query, memory, at, scale_of(attention), width)
-        if not isinstance(at, PagedRows):
+        if isinstance(at, dict):
             return attend(attention, query, memory, at[name_of(attention)])
-        scores, key_value = scores_of(attention), key_value_of(attention, memory)
-        assert scores is not None and key_value is not None, "such a model is not blended"
+        scores = scores_of(attention)
+        assert scores is not None, "such a model is not blended"
+        if isinstance(at, tuple):
+            rows, rest = at
+            first = len(rows.positions)
+            parts = [scattered_attention(query[:first], memory, rows, scores)]
+            if rest:
+                parts.append(attend(attention, query[first:], memory, rest[name_of(attention)]))
+            return torch.cat(parts)
+        key_value = key_value_of(attention, memory)
+        assert key_value is not None, "such a model is not blended"
         scales = scales_of(attention)
         if scales is None:
             return paged_attention(query, *key_value, at, scores)

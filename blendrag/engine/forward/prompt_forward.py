@@ -128,7 +128,8 @@ class LoadedModel:
 class PromptForward:
     """The forward of one prompt, once or several times. ``pace`` says when to pause, and knows the other
     ranks. ``note`` is told of Q. ``drafts``: what else is run over the rows; ``next_id``: the token behind
-    them."""
+    them. ``exact``: whether all rows attend as the engine's own do, to the last bit. Those behind the last
+    whole block always do: a prefix hit leaves them to the engine."""
 
     decoder: Decoder
     tokens: PromptTokens
@@ -139,6 +140,7 @@ class PromptForward:
     note: Note | None = None
     drafts: Drafter | None = None
     next_id: int = 0
+    exact: bool = False
     # The key is where a piece begins and its length: layers with the same rows in the same pieces share an
     # entry.
     _addresses: dict[tuple[int, int], Addresses] = field(default_factory=dict, init=False)
@@ -280,7 +282,9 @@ class PromptForward:
     def _addressed(self, at: int, positions: Ints) -> Addresses:
         key = at, len(positions)
         if key not in self._addresses:
-            self._addresses[key] = self.pages.addresses(self._seen(positions))
+            last = self.pages.whole_blocks(len(self.tokens.ids))
+            scattered = 0 if self.exact else int(np.searchsorted(positions, last))
+            self._addresses[key] = self.pages.addresses(self._seen(positions), scattered=scattered)
         return self._addresses[key]
 
     def _seen(self, positions: Ints) -> Ints:

@@ -52,7 +52,8 @@ def unfit_reason(decoder: Decoder, cache: PagedCache, ranks: Ranks = ALONE) -> s
         with ranks.together(*_OF_STRUCTURE):
             error, error_of_shift = forward_errors(decoder, cache)
         # All sides of forward_errors attend the same way, so it does not see a wrong mask.
-        error_of_mask = mask_error(decoder, cache, tokens=2048, share=0.25) if cache.by_kernel else 0.0
+        tokens = 2048 if cache.by_kernel else 640 if cache.by_cpu_kernel else 0
+        error_of_mask = mask_error(decoder, cache, tokens, share=0.25) if tokens else 0.0
     except Exception as problem:  # whatever an unknown structure may do, it must not end the worker
         return not_apart(problem)
     tolerance = _ROUNDED_TOLERANCE if cache.rounds else _FORWARD_TOLERANCE
@@ -151,7 +152,7 @@ def mask_error(decoder: Decoder, cache: PagedCache, tokens: int, share: float) -
 
     places = pages.places(np.arange(tokens))
     positions = torch.randperm(tokens, generator=generator)[: int(tokens * share)].sort().values
-    addresses = pages.addresses(positions.numpy())
+    addresses = pages.addresses(positions.numpy(), scattered=len(positions))
     errors = {}
     for layer, kv in enumerate(cache.kv):
         attention = kv.attention

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -70,9 +71,9 @@ class LMCacheBlend(RequestBlend):
 class LMCacheForward(PromptForward):
     """A forward with the mask of the released CacheBlend and LMCache."""
 
-    def _piece(self, left: int, check: bool) -> int:
+    def _end(self, at: int, count: int, *_: Any, **__: Any) -> int:
         """Take whole layers only: the mask counts the selected tokens."""
-        return left
+        return count
 
     def _seen(self, positions: Ints) -> Ints:
         cached = self.tokens.cached

@@ -15,11 +15,13 @@ class ModelCheck:
     deeper_deviation: the same at the last layer: what blending has to repair (above 0 unless the check is
         blind).
     mask_error: attention of scattered tokens against a dense float32 reference.
-    layers: how they are run. attention: what it has in some of them besides the causal mask.
+    layers: how they are run. attention: what it has in some of them besides the causal mask. scattered: what
+        attends for scattered tokens.
     """
 
     layers: Literal["piece by piece", "whole"]
     attention: tuple[str, ...]
+    scattered: str
     layer0_deviation: float
     deeper_deviation: float
     mask_error: float

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from blendrag.attention.scattered import why_not
 from blendrag.engine.compat.model import scores_of
 from blendrag.engine.forward.decoder import Decoder
 from blendrag.engine.forward.known_layers import KnownDecoder
+from blendrag.engine.forward.paged import PagedCache
 from blendrag.engine.ingest.chunk_prefill import ChunkTokens, prefill_chunks
 from blendrag.engine.worker.selfcheck import mask_error, relative_error
 from blendrag.lab.worker.operations import ModelCheck
@@ -34,6 +36,7 @@ def check_model(data_plane: DataPlane, token_ids: Sequence[int], split: int) -> 
     return ModelCheck(
         layers=layers_of(model.decoder),
         attention=tuple(attention_of(model.decoder)),
+        scattered=scattered_by(model.cache),
         layer0_deviation=of_layer0,
         deeper_deviation=deeper,
         mask_error=of_mask,
@@ -43,6 +46,13 @@ def check_model(data_plane: DataPlane, token_ids: Sequence[int], split: int) -> 
 def layers_of(decoder: Decoder) -> Literal["piece by piece", "whole"]:
     """Say how the layers are run."""
     return "piece by piece" if isinstance(decoder, KnownDecoder) else "whole"
+
+
+def scattered_by(cache: PagedCache) -> str:
+    """Say what attends for scattered tokens, and if it is no kernel of ours, why."""
+    if cache.by_kernel or cache.by_cpu_kernel:
+        return "a kernel of blendrag's"
+    return f"the engine's backend ({why_not() or 'this model, dtype or processor has no kernel of ours'})"
 
 
 def attention_of(decoder: Decoder) -> Iterator[str]:
