@@ -1,6 +1,6 @@
-// Exact attention of scattered rows over a paged cache, on CPUs with bfloat16 products (AVX512_BF16): flash
-// attention (Dao et al. 2022, Algorithm 1) over tiles of rows, each of which has its own last key. It is built
-// and called by scattered.py.
+// Exact attention of scattered rows over a paged cache, on CPUs with products of bfloat16 (AVX512_BF16):
+// flash attention (Dao et al. 2022, Algorithm 1) over tiles of rows, each of which has its own last key.
+// Built and called by scattered.py.
 
 #include <immintrin.h>
 
@@ -73,9 +73,9 @@ __m512 exponential(__m512 x) {
 
 __m256i rounded(__m512 x) { return (__m256i)_mm512_cvtneps_pbh(x); }
 
-}  // namespace
-
-extern "C" {
+__m512 times(const float* numbers, float factor) {
+  return _mm512_mul_ps(_mm512_loadu_ps(numbers), _mm512_set1_ps(factor));
+}
 
 // What scattered.py has as _Call.
 struct Call {
@@ -87,48 +87,92 @@ struct Call {
   float scale;
 };
 
-void scattered_attention(const Call* call) {
-  const Call c = *call;
-  auto ends = [&](long first, long last) {
-    const auto found = std::minmax_element(c.positions + first, c.positions + last);
-    return std::pair<long, long>(*found.first + 1, *found.second + 1);
-  };
-  const auto [lowest, keys] = ends(0, c.rows);
-  const long size = c.size, first_seen = std::max(0l, lowest - long(c.window)) / PACKED * PACKED;
-  const long blocks = (keys + PACKED - 1) / PACKED, padded = blocks * PACKED, page = 2 * c.block * size;
-  const bf16 none = 0;
+// Packs PACKED keys of a head from here on: K as [size / 2, PACKED, 2], V as [PACKED / 2, size, 2]. Zeros
+// stand behind the last one.
+void pack(const Call& c, long head, long from, long keys, bf16* key, bf16* value) {
+  const bf16* pages[PACKED];
+  const std::int32_t* places[PACKED];
+  for (long i = 0; i < PACKED; i++) {
+    const long position = std::min(from + i, keys - 1);
+    pages[i] = c.cache + (c.table[position / c.block] * c.kv_heads + head) * 2 * c.block * c.size;
+    places[i] = c.order + position % c.block * c.size;
+  }
+  const long there = keys - from, of_values = c.block * c.size;
+  auto number = [&](long i, long place) { return i < there ? pages[i][places[i][place]] : bf16(0); };
+  for (long j = 0; j < c.size; j += 2)
+    for (long i = 0; i < PACKED; i++, key += 2) {
+      key[0] = number(i, j);
+      key[1] = number(i, j + 1);
+    }
+  for (long i = 0; i < PACKED; i += 2)
+    for (long j = 0; j < c.size; j++, value += 2) {
+      value[0] = number(i, of_values + j);
+      value[1] = number(i + 1, of_values + j);
+    }
+}
 
-  // K as [kv_heads, blocks, size / 2, PACKED, 2], V as [kv_heads, keys / 2, size, 2].
+// The softmax of one row and head, as far as it has read.
+struct Softmax {
+  float highest = -INFINITY, total = 0;
+
+  // Turns the scores of further keys into weights; those before `hidden` and from `sees` on are not seen.
+  // Returns what the sums over earlier weights are to be multiplied by.
+  float weigh(const float* score, bf16* weight, long keys, long hidden, long sees, float scale) {
+    if (std::min(sees, keys) <= hidden) {
+      std::memset(weight, 0, keys * sizeof(bf16));
+      return 1;
+    }
+    auto below = [](long end, long at) { return (1u << std::clamp(end - at, 0l, long(LANES))) - 1; };
+    auto seen = [&](long at) { return __mmask16(below(sees, at) & ~below(hidden, at)); };
+    __m512 high = _mm512_set1_ps(-INFINITY), sum = _mm512_setzero_ps();
+    for (long at = 0; at < keys; at += LANES)
+      high = _mm512_mask_max_ps(high, seen(at), high, _mm512_loadu_ps(score + at));
+    const float now = std::max(highest, _mm512_reduce_max_ps(high) * scale);
+    for (long at = 0; at < keys; at += LANES) {
+      const __m512 less = _mm512_sub_ps(times(score + at, scale), _mm512_set1_ps(now));
+      const __m512 part = _mm512_maskz_mov_ps(seen(at), exponential(less));
+      sum = _mm512_add_ps(sum, part);
+      _mm256_storeu_si256((__m256i*)(weight + at), rounded(part));
+    }
+    const float fade = std::exp(highest - now);
+    highest = now;
+    total = total * fade + _mm512_reduce_add_ps(sum);
+    return fade;
+  }
+};
+
+// Adds weights[lines, keys] value to sums[lines, size].
+void add(const bf16* weights, const bf16* value, float* sums, int lines, int keys, long size) {
+  for (long j = 0; j < size; j += 4 * LANES, value += 8 * LANES, sums += 4 * LANES)
+    switch (std::min(4l, (size - j) / LANES)) {
+      case 4: products<4, true>(weights, KEYS, value, size, sums, size, lines, keys); break;
+      case 3: products<3, true>(weights, KEYS, value, size, sums, size, lines, keys); break;
+      case 2: products<2, true>(weights, KEYS, value, size, sums, size, lines, keys); break;
+      default: products<1, true>(weights, KEYS, value, size, sums, size, lines, keys);
+    }
+}
+
+}  // namespace
+
+extern "C" void scattered_attention(const Call* call) {
+  const Call c = *call;
+  const auto ends = std::minmax_element(c.positions, c.positions + c.rows);
+  const long size = c.size, keys = *ends.second + 1, blocks = (keys + PACKED - 1) / PACKED;
+  const long in_sight = std::max(0l, long(*ends.first + 1 - c.window)) / PACKED;  // the first such block
+  const long group = c.heads / c.kv_heads, tiles = (c.rows + ROWS - 1) / ROWS, most = ROWS * group;
+
 #pragma omp parallel for collapse(2)
   for (long head = 0; head < c.kv_heads; head++)
-    for (long at = first_seen / PACKED; at < blocks; at++) {
-      bf16* key = c.key + (head * padded + at * PACKED) * size;
-      bf16* value = c.value + (head * padded + at * PACKED) * size;
-      const bf16* pages[PACKED];
-      const std::int32_t* places[PACKED];
-      for (long i = 0; i < PACKED; i++) {
-        const long position = std::min(at * PACKED + i, keys - 1);
-        pages[i] = c.cache + (c.table[position / c.block] * c.kv_heads + head) * page;
-        places[i] = c.order + position % c.block * size;
-      }
-      const long there = std::min(long(PACKED), keys - at * PACKED), of_values = c.block * size;
-      for (long j = 0; j < size; j += 2)
-        for (long i = 0; i < PACKED; i++, key += 2) {
-          key[0] = i < there ? pages[i][places[i][j]] : none;
-          key[1] = i < there ? pages[i][places[i][j + 1]] : none;
-        }
-      for (long i = 0; i < PACKED; i += 2)
-        for (long j = 0; j < size; j++, value += 2) {
-          value[0] = i < there ? pages[i][places[i][of_values + j]] : none;
-          value[1] = i + 1 < there ? pages[i + 1][places[i + 1][of_values + j]] : none;
-        }
+    for (long block = in_sight; block < blocks; block++) {
+      const long to = (head * blocks + block) * PACKED * size;
+      pack(c, head, block * PACKED, keys, c.key + to, c.value + to);
     }
 
-  const long group = c.heads / c.kv_heads, tiles = (c.rows + ROWS - 1) / ROWS, most = ROWS * group;
 #pragma omp parallel
   {
     std::vector<bf16> query(most * size), weights(most * KEYS);
-    std::vector<float> scores(most * KEYS), sums(most * size), highest(most), total(most);
+    std::vector<float> scores(most * KEYS), sums(most * size);
+    std::vector<Softmax> softmax(most);
 #pragma omp for schedule(dynamic) collapse(2)
     for (long tile = tiles - 1; tile >= 0; tile--)  // the longest first
       for (long head = 0; head < c.kv_heads; head++) {
@@ -140,74 +184,31 @@ void scattered_attention(const Call* call) {
         for (long line = 0; line < lines; line++)
           std::memcpy(&query[line * size], c.query + place(line), size * sizeof(bf16));
         std::fill(sums.begin(), sums.end(), 0.0f);
-        std::fill(total.begin(), total.end(), 0.0f);
-        std::fill(highest.begin(), highest.end(), -INFINITY);
-        const auto [least, end] = ends(first, last);
+        std::fill(softmax.begin(), softmax.end(), Softmax());
+        const auto range = std::minmax_element(c.positions + first, c.positions + last);
+        const long end = (*range.second / PACKED + 1) * PACKED;
         // Steps begin at the same keys for all rows, or sums would depend on the rows beside.
-        const long begin = std::max(0l, least - long(c.window)) / KEYS * KEYS;
-        for (long from = begin; from < end; from += KEYS) {
-          const long low = std::max(from, first_seen);  // what is before it is not packed
-          const long width = std::min(from + KEYS, (end + PACKED - 1) / PACKED * PACKED) - low;
-          const long packed = (head * padded + low) * size;
+        const long begin = std::max(0l, long(*range.first + 1 - c.window)) / KEYS * KEYS;
+        for (long step = begin; step < end; step += KEYS) {
+          const long from = std::max(step, in_sight * PACKED), width = std::min(step + KEYS, end) - from;
+          const long packed = (head * blocks * PACKED + from) * size;
           for (long at = 0; at < width; at += PACKED)
             products<PACKED / LANES, false>(
                 query.data(), size, c.key + packed + at * size, PACKED, &scores[at], KEYS, lines, size);
           for (long line = 0; line < lines; line++) {
-            const long position = c.positions[first + line / group];
-            const long sees = std::min(width, position + 1 - low);
-            const long hidden = std::max(0l, position + 1 - long(c.window) - low);
-            float* score = &scores[line * KEYS];
-            bf16* weight = &weights[line * KEYS];
-            if (sees <= hidden) {
-              std::memset(weight, 0, width * sizeof(bf16));
-              continue;
-            }
-            auto seen = [&](long at) {
-              const long below = std::clamp(sees - at, 0l, long(LANES)), above = std::clamp(hidden - at, 0l, long(LANES));
-              return __mmask16(((1u << below) - 1) & ~((1u << above) - 1));
-            };
-            __m512 high = _mm512_set1_ps(-INFINITY);
-            for (long at = 0; at < width; at += LANES)
-              high = _mm512_mask_max_ps(high, seen(at), high, _mm512_loadu_ps(score + at));
-            const float now = std::max(highest[line], _mm512_reduce_max_ps(high) * c.scale);
-            const float fade = std::exp(highest[line] - now);
-            if (fade != 1.0f) {
-              total[line] *= fade;
-              for (long j = 0; j < size; j += LANES) {
-                float* sum = &sums[line * size + j];
-                _mm512_storeu_ps(sum, _mm512_mul_ps(_mm512_loadu_ps(sum), _mm512_set1_ps(fade)));
-              }
-            }
-            highest[line] = now;
-            __m512 sum = _mm512_setzero_ps();
-            for (long at = 0; at < width; at += LANES) {
-              const __m512 score_now = _mm512_loadu_ps(score + at);
-              const __m512 less = _mm512_fmsub_ps(score_now, _mm512_set1_ps(c.scale), _mm512_set1_ps(now));
-              const __m512 part = _mm512_maskz_mov_ps(seen(at), exponential(less));
-              sum = _mm512_add_ps(sum, part);
-              _mm256_storeu_si256((__m256i*)(weight + at), rounded(part));
-            }
-            total[line] += _mm512_reduce_add_ps(sum);
+            const long sees = c.positions[first + line / group] + 1 - from, hidden = sees - c.window;
+            const float fade = softmax[line].weigh(
+                &scores[line * KEYS], &weights[line * KEYS], width, std::max(0l, hidden), sees, c.scale);
+            float* sum = &sums[line * size];
+            if (fade != 1)
+              for (long j = 0; j < size; j += LANES) _mm512_storeu_ps(sum + j, times(sum + j, fade));
           }
-          for (long j = 0; j < size; j += 4 * LANES) {
-            auto add = [&](auto cols) {
-              products<cols(), true>(
-                  weights.data(), KEYS, c.value + packed + 2 * j, size, &sums[j], size, lines, width);
-            };
-            switch (std::min(4l, (size - j) / LANES)) {
-              case 4: add(std::integral_constant<int, 4>()); break;
-              case 3: add(std::integral_constant<int, 3>()); break;
-              case 2: add(std::integral_constant<int, 2>()); break;
-              default: add(std::integral_constant<int, 1>());
-            }
-          }
+          add(weights.data(), c.value + packed, sums.data(), lines, width, size);
         }
         for (long line = 0; line < lines; line++)
-          for (long j = 0; j < size; j += LANES) {
-            const __m512 mean = _mm512_div_ps(_mm512_loadu_ps(&sums[line * size + j]), _mm512_set1_ps(total[line]));
-            _mm256_storeu_si256((__m256i*)(c.out + place(line) + j), rounded(mean));
-          }
+          for (long j = 0; j < size; j += LANES)
+            _mm256_storeu_si256((__m256i*)(c.out + place(line) + j),
+                                rounded(times(&sums[line * size + j], 1 / softmax[line].total)));
       }
   }
-}
 }

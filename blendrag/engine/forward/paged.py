@@ -110,7 +110,7 @@ class PagedCache(KVBlocks):
     @cached_property
     def scattered(self) -> list[torch.Tensor | None]:
         """Return the order of a CPU's pages, by group, where scattered rows attend by our kernel; None where
-        they attend as any others: that kernel would gain nothing over tiles of AMX."""
+        they attend as any others, as where the backend has tiles of AMX, which are faster than its others."""
         orders: list[torch.Tensor | None] = []
         for group in range(len(self.groups)):
             layers = [layer for layer, of in enumerate(self.group) if of == group]
