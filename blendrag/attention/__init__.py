@@ -1,1 +1,1 @@
-"""Exact attention of scattered tokens: plain torch and one Triton kernel, no engine, no storage."""
+"""Exact attention of scattered tokens: plain torch, and kernels in Triton and C++, no engine, no storage."""

@@ -8,8 +8,6 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <type_traits>
-#include <utility>
 #include <vector>
 
 using bf16 = std::uint16_t;
@@ -59,7 +57,7 @@ void products(const bf16* a, long lda, const bf16* b, long ldb, float* c, long l
   }
 }
 
-// e^x for x <= 0, within 2 units in the last place of float32.
+// e^x for x <= 0, within 3 units in the last place of float32.
 __m512 exponential(__m512 x) {
   x = _mm512_max_ps(x, _mm512_set1_ps(-87.0f));
   const __m512 whole = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), 8);
@@ -79,11 +77,12 @@ __m512 times(const float* numbers, float factor) {
 
 // What scattered.py has as _Call.
 struct Call {
-  const bf16 *query, *cache;            // [rows, heads, size]; [blocks, kv_heads, pages of 2 * block * size]
+  const bf16 *query, *cache;            // [rows, heads, size]; [blocks, kv_heads, 2 * block * size]
   const std::int64_t* positions;        // [rows]: the last key that each sees
   const std::int32_t *table, *order;    // blocks of the sequence; [2, block, size], places in a page
   bf16 *key, *value, *out;              // room for [kv_heads, packed keys, size] twice; like query
-  std::int64_t rows, heads, kv_heads, size, block, window;  // window: keys that a row sees, at most
+  // stride: from one block of the cache to the next. window: keys that a row sees, at most.
+  std::int64_t rows, heads, kv_heads, size, block, stride, window;
   float scale;
 };
 
@@ -94,7 +93,7 @@ void pack(const Call& c, long head, long from, long keys, bf16* key, bf16* value
   const std::int32_t* places[PACKED];
   for (long i = 0; i < PACKED; i++) {
     const long position = std::min(from + i, keys - 1);
-    pages[i] = c.cache + (c.table[position / c.block] * c.kv_heads + head) * 2 * c.block * c.size;
+    pages[i] = c.cache + c.table[position / c.block] * c.stride + head * 2 * c.block * c.size;
     places[i] = c.order + position % c.block * c.size;
   }
   const long there = keys - from, of_values = c.block * c.size;

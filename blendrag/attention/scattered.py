@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import shlex
 import subprocess
 import tempfile
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from typing import Any
 import torch
 
 from blendrag.attention.scores import Scores
+from blendrag.files.private import make_folder
 from blendrag.machine import has_bf16_products
 
 _SOURCE = Path(__file__).with_suffix(".cpp")
@@ -27,7 +29,7 @@ _SETS = tuple(f"-mavx512{name}" for name in ("f", "bw", "dq", "vl", "bf16"))
 _FLAGS = ("-O3", *_SETS, "-mfma", "-std=c++17", "-fopenmp", "-shared", "-fPIC")
 _LANES, _PACKED = 16, 64  # as the source has them
 _POINTERS = ("query", "cache", "positions", "table", "order", "key", "value", "out")
-_NUMBERS = ("rows", "heads", "kv_heads", "size", "block", "window")
+_NUMBERS = ("rows", "heads", "kv_heads", "size", "block", "stride", "window")
 _EVERY = 1 << 40  # keys; more than there are
 
 
@@ -91,7 +93,7 @@ def scattered_attention(
     tensors = query, cache, rows.positions, rows.blocks, rows.order, key, value, out
     call = _Call(
         *(tensor.data_ptr() for tensor in tensors),
-        *(count, heads, kv_heads, size, block, scores.window or _EVERY),
+        *(count, heads, kv_heads, size, block, cache.stride(0), scores.window or _EVERY),
         scores.scale,
     )
     _kernel()(ctypes.byref(call))
@@ -122,16 +124,22 @@ def _kernel() -> Callable[[Any], None]:
 
 
 def _built() -> Path:
-    """Return the compiled kernel, from the user's cache if it is there."""
-    compiler = os.environ.get("CXX", "g++")
+    """Return the compiled kernel, from the user's cache if it is there.
+
+    Raises OSError if others may write there.
+    """
+    compiler = os.environ.get("CXX") or "g++"
     name = hashlib.sha256("\n".join([_SOURCE.read_text(), compiler, *_FLAGS]).encode()).hexdigest()
-    home = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "blendrag"
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "blendrag"
+    make_folder(home)
+    about = home.stat()
+    if about.st_uid != os.getuid() or about.st_mode & 0o022:
+        raise OSError(f"others may write to {home}, where the kernel would be")
     built = home / f"scattered-{name[:16]}.so"
     if not built.exists():
-        home.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=home) as folder:
             made = Path(folder) / built.name
-            command = [compiler, *_FLAGS, str(_SOURCE), "-o", str(made)]
+            command = [*shlex.split(compiler), *_FLAGS, str(_SOURCE), "-o", str(made)]
             subprocess.run(command, check=True, capture_output=True, text=True)
             made.replace(built)  # at once, for others who look for it
     return built

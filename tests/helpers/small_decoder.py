@@ -50,8 +50,9 @@ def small_model(
     block_size: int | None = None,
     windowed: Sequence[bool] = (),
     drafts: str = "",
+    dtype: torch.dtype = torch.float32,
 ) -> LoadedModel:
-    """As a worker has it, in float32, with an empty paged cache. The same weights every time. put: moves what
+    """As a worker has it, with an empty paged cache. The same weights every time. put: moves what
     the model keeps to where it is. block_size: None: that of engines on CPUs. windowed:
     which layers have a window; they are a group of their own, as vLLM has it. drafts: the method of a model
     of two layers that drafts; "itself": the model drafts for itself."""
@@ -70,14 +71,14 @@ def small_model(
         speculative["speculative_config"] = spoken
     config = EngineArgs(
         model=str(folder),
-        dtype="float32",
+        dtype=str(dtype).removeprefix("torch."),
         enforce_eager=True,
         skip_tokenizer_init=True,
         kv_cache_memory_bytes=1,
         **speculative,
     ).create_engine_config()
     config.cache_config.block_size = block_size or config.cache_config.block_size
-    with set_current_vllm_config(config), set_default_torch_dtype(torch.float32):
+    with set_current_vllm_config(config), set_default_torch_dtype(dtype):
         _be_alone()
         with patch.dict(rotary_embedding._ROPE_DICT, clear=True):  # shared, and others are moved
             model, drafter = initialize_model(config), None
@@ -89,8 +90,8 @@ def small_model(
         generator = torch.Generator().manual_seed(0)
         for one in filter(None, (model, drafter)):
             for _, weights in sorted(one.named_parameters()):
-                noise = torch.randn(weights.shape, generator=generator)
-                weights.data = 0.15 * noise if weights.dim() > 1 else 1 + 0.1 * noise
+                noise = torch.randn(weights.shape, generator=generator, dtype=torch.float32)
+                weights.data = (0.15 * noise if weights.dim() > 1 else 1 + 0.1 * noise).to(dtype)
             if drafts == "itself":
                 generator.manual_seed(0)
             for module in one.modules():
@@ -101,7 +102,7 @@ def small_model(
         size = config.cache_config.block_size
         groups: dict[type[KVCacheSpec], AttentionGroup] = {}
         for attention in config.compilation_config.static_forward_context.values():
-            attention.kv_cache = put(torch.zeros(BLOCKS, KV_HEADS, size, 2 * SIZE))
+            attention.kv_cache = put(torch.zeros(BLOCKS, KV_HEADS, size, 2 * SIZE, dtype=dtype))
             spec = attention.get_kv_cache_spec(config)
             group = groups.setdefault(type(spec), AttentionGroup(attention.attn_backend, [], spec, 0))
             group.layer_names.append(attention.layer_name)

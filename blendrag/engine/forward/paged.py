@@ -72,7 +72,8 @@ class PagedCache(KVBlocks):
 
     @property
     def by_kernel(self) -> bool:
-        """Return whether rows attend by our kernel. Otherwise they attend through the backend, as runs."""
+        """Return whether all rows attend by our kernel for GPUs. On a CPU the others attend through the
+        backend, as runs."""
         return self.device.type != "cpu"
 
     @property
@@ -108,13 +109,13 @@ class PagedCache(KVBlocks):
         return self._orders[like.shape]
 
     @cached_property
-    def scattered(self) -> list[torch.Tensor | None]:
+    def orders_for_kernel(self) -> list[torch.Tensor | None]:
         """Return the order of a CPU's pages, by group, where scattered rows attend by our kernel; None where
         they attend as any others, as where the backend has tiles of AMX, which are faster than its others."""
         orders: list[torch.Tensor | None] = []
         for group in range(len(self.groups)):
             layers = [layer for layer, of in enumerate(self.group) if of == group]
-            found = {self._order_for_kernel(layer) for layer in layers}
+            found = {self.order_for_kernel(layer) for layer in layers}
             order = found.pop() if len(found) == 1 else None
             orders.append(order.at.int() if order is not None and why_not() is None else None)
         return orders
@@ -122,9 +123,9 @@ class PagedCache(KVBlocks):
     @property
     def by_cpu_kernel(self) -> bool:
         """Return whether scattered rows attend by our kernel for CPUs, in some layers at least."""
-        return any(order is not None for order in self.scattered)
+        return any(order is not None for order in self.orders_for_kernel)
 
-    def _order_for_kernel(self, layer: int) -> PageOrder | None:
+    def order_for_kernel(self, layer: int) -> PageOrder | None:
         attention = self.attentions[layer]
         known = isa_of(attention) == "vec" and not self.latent and not self.rounds
         fits = known and takes(self.kv[layer].key[1], cache_of(attention).dtype, scores_of(attention))
@@ -282,7 +283,7 @@ class Pages:
         return [self._on_cpu(group, positions, sequences, scattered) for group in groups]
 
     def _on_cpu(self, group: int, positions: Ints, sequences: Ints, scattered: int) -> GroupAddresses:
-        table, order = self._attended[group], self._cache.scattered[group] if scattered else None
+        table, order = self._attended[group], self._cache.orders_for_kernel[group] if scattered else None
         first = 0 if order is None else scattered
         left, of, rest = positions[first:], sequences[first:], {}
         if left.size:
@@ -306,11 +307,11 @@ class Pages:
         assert scores is not None, "such a model is not blended"
         if isinstance(at, tuple):
             rows, rest = at
-            first = len(rows.positions)
-            parts = [scattered_attention(query[:first], memory, rows, scores)]
-            if rest:
-                parts.append(attend(attention, query[first:], memory, rest[name_of(attention)]))
-            return torch.cat(parts)
+            if not rest:
+                return scattered_attention(query, memory, rows, scores)
+            by_kernel, others = query.tensor_split([len(rows.positions)])
+            found = scattered_attention(by_kernel, memory, rows, scores)
+            return torch.cat([found, attend(attention, others, memory, rest[name_of(attention)])])
         key_value = key_value_of(attention, memory)
         assert key_value is not None, "such a model is not blended"
         scales = scales_of(attention)

@@ -49,10 +49,13 @@ def layers_of(decoder: Decoder) -> Literal["piece by piece", "whole"]:
 
 
 def scattered_by(cache: PagedCache) -> str:
-    """Say what attends for scattered tokens, and if it is no kernel of ours, why."""
+    """Say what attends for scattered tokens, and why it is no kernel of ours where one would do."""
+    if cache.latent:
+        return "matrix products"
     if cache.by_kernel or cache.by_cpu_kernel:
         return "a kernel of blendrag's"
-    return f"the engine's backend ({why_not() or 'this model, dtype or processor has no kernel of ours'})"
+    fits = any(cache.order_for_kernel(layer) for layer in range(len(cache.kv)))
+    return f"the engine's backend ({why_not()})" if fits else "the engine's backend"
 
 
 def attention_of(decoder: Decoder) -> Iterator[str]:

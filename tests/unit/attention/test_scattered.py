@@ -31,9 +31,10 @@ class Pages:
         count = -(-length // block)
         self.blocks = torch.randperm(count + 2, generator=generator)[:count].int()
         self.order = torch.randperm(2 * block * size, generator=generator).view(2, block, size)
-        self.cache = torch.full((count + 2, kv_heads, block, 2 * size), torch.nan).bfloat16()
+        padded = torch.full((count + 2, kv_heads + 1, block, 2 * size), torch.nan).bfloat16()
+        self.cache = padded[:, :kv_heads]
         self.whole = torch.randn(2, length, kv_heads, size, generator=generator).bfloat16()
-        pages = self.cache.view(count + 2, kv_heads, -1)
+        pages = padded.flatten(2)
         at = torch.arange(length)
         for part, order in zip(self.whole, self.order, strict=True):
             places = order[at % block][:, None].expand(-1, kv_heads, -1)
@@ -118,9 +119,17 @@ def test_without_a_compiler_it_is_said_why(
 
 
 @needs_kernel
+def test_kernel_is_not_taken_from_where_others_may_write(nothing_built: Path) -> None:
+    nothing_built.mkdir()
+    nothing_built.chmod(0o770)
+    assert str(nothing_built) in (why_not.__wrapped__() or "")
+
+
+@needs_kernel
 def test_kernel_is_compiled_once(nothing_built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert why_not.__wrapped__() is None
     (built,) = nothing_built.iterdir()
+    assert nothing_built.stat().st_mode & 0o777 == 0o700
     scattered._kernel.cache_clear()
     monkeypatch.setenv("PATH", "")
     assert why_not.__wrapped__() is None and [*nothing_built.iterdir()] == [built]
