@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import shlex
+import shutil
 import subprocess
 import warnings
 from dataclasses import dataclass
@@ -113,6 +115,17 @@ def emulates_16_bit() -> bool:
 def has_bf16_products() -> bool:
     """Return whether this machine's processor multiplies bfloat16 by itself (AVX512_BF16)."""
     return _PROCESSORS.exists() and "avx512_bf16" in _PROCESSORS.read_text().split()
+
+
+def cxx_compiler() -> list[str]:
+    """Return the command of the C++ compiler that is used here: what CXX says, or g++."""
+    return shlex.split(os.environ.get("CXX", "")) or ["g++"]
+
+
+def must_not_compile() -> bool:
+    """Return whether a CPU's engine would die of what vLLM has torch compile, log probabilities for one: there
+    is no compiler."""
+    return not _NVIDIA.exists() and shutil.which(cxx_compiler()[0]) is None
 
 
 def warn_of_emulation(dtype: str) -> None:

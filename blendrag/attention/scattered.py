@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
-import shlex
 import subprocess
 import tempfile
 from collections.abc import Callable
@@ -22,7 +21,7 @@ import torch
 
 from blendrag.attention.scores import Scores
 from blendrag.files.private import make_folder
-from blendrag.machine import has_bf16_products
+from blendrag.machine import cxx_compiler, has_bf16_products
 
 _SOURCE = Path(__file__).with_suffix(".cpp")
 _SETS = tuple(f"-mavx512{name}" for name in ("f", "bw", "dq", "vl", "bf16"))
@@ -128,8 +127,8 @@ def _built() -> Path:
 
     Raises OSError if others may write there.
     """
-    compiler = os.environ.get("CXX") or "g++"
-    name = hashlib.sha256("\n".join([_SOURCE.read_text(), compiler, *_FLAGS]).encode()).hexdigest()
+    command = [*cxx_compiler(), *_FLAGS]
+    name = hashlib.sha256("\n".join([_SOURCE.read_text(), *command]).encode()).hexdigest()
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "blendrag"
     make_folder(home)
     about = home.stat()
@@ -139,7 +138,8 @@ def _built() -> Path:
     if not built.exists():
         with tempfile.TemporaryDirectory(dir=home) as folder:
             made = Path(folder) / built.name
-            command = [*shlex.split(compiler), *_FLAGS, str(_SOURCE), "-o", str(made)]
-            subprocess.run(command, check=True, capture_output=True, text=True)
+            subprocess.run(
+                [*command, str(_SOURCE), "-o", str(made)], check=True, capture_output=True, text=True
+            )
             made.replace(built)  # at once, for others who look for it
     return built

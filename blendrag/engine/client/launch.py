@@ -23,6 +23,7 @@ from blendrag.engine.client.reasoning import engine_parser
 from blendrag.engine.wire import start_error
 from blendrag.errors import ConfigError, EngineBusyError
 from blendrag.files.private import can_make
+from blendrag.machine import must_not_compile
 from blendrag.models import attention_heads, query_scaling
 from blendrag.names import closest
 from blendrag.settings import PREFIX_CACHING, Settings
@@ -118,6 +119,8 @@ def server_environment(settings: Settings) -> dict[str, str]:
         "VLLM_CPU_KVCACHE_SPACE": str(settings.kv_cache_gib),
         "TOKENIZERS_PARALLELISM": "false",
     }
+    if must_not_compile():
+        defaults["TORCH_COMPILE_DISABLE"] = "1"
     if len(os.sched_getaffinity(0)) <= _SMALL_MACHINE_CORES:
         defaults["VLLM_CPU_NUM_OF_RESERVED_CPU"] = "0"
     if _memory_nodes() < settings.tensor_parallel_size:  # vLLM would want one for each rank

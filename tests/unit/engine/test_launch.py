@@ -118,6 +118,14 @@ def test_ranks_of_a_cpu_compute_on_cores_of_their_own(
     assert "VLLM_CPU_OMP_THREADS_BIND" not in server_environment(several), "vLLM divides them by itself"
 
 
+@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="a GPU's engine needs a compiler")
+def test_nothing_is_compiled_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCH_COMPILE_DISABLE", raising=False)
+    for compiler, disabled in (("no-such-compiler -O2", "1"), ("cat -A", None)):
+        monkeypatch.setenv("CXX", compiler)
+        assert server_environment(Settings.load()).get("TORCH_COMPILE_DISABLE") == disabled
+
+
 def test_caches_of_vllm_are_ours_where_its_own_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
