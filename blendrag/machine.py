@@ -123,8 +123,8 @@ def cxx_compiler() -> list[str]:
 
 
 def must_not_compile() -> bool:
-    """Return whether a CPU's engine would die of what vLLM has torch compile, log probabilities for one: there
-    is no compiler."""
+    """Return whether this is a CPU without a compiler, whose engine would die of what vLLM has torch compile:
+    log probabilities are."""
     return not _NVIDIA.exists() and shutil.which(cxx_compiler()[0]) is None
 
 
