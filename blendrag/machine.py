@@ -122,10 +122,15 @@ def cxx_compiler() -> list[str]:
     return shlex.split(os.environ.get("CXX", "")) or ["g++"]
 
 
+def has_compiler() -> bool:
+    """Return whether that compiler is there."""
+    return shutil.which(cxx_compiler()[0]) is not None
+
+
 def must_not_compile() -> bool:
     """Return whether this is a CPU without a compiler, whose engine would die of what vLLM has torch compile:
     log probabilities are."""
-    return not _NVIDIA.exists() and shutil.which(cxx_compiler()[0]) is None
+    return not _NVIDIA.exists() and not has_compiler()
 
 
 def warn_of_emulation(dtype: str) -> None:

@@ -206,9 +206,7 @@ def checks_alone(ranks: Ranks) -> str | None:
         return 0.0, 0.0
 
     selfcheck.forward_errors = forward_errors
-    return selfcheck.unfit_reason(
-        None, SimpleNamespace(by_kernel=False, by_cpu_kernel=False, rounds=False), ranks
-    )  # type: ignore[arg-type]
+    return selfcheck.unfit_reason(None, SimpleNamespace(has_kernel=False, rounds=False), ranks)  # type: ignore[arg-type]
 
 
 def checks_unknown_structure(ranks: Ranks) -> str | None:
@@ -218,9 +216,7 @@ def checks_unknown_structure(ranks: Ranks) -> str | None:
         raise AttributeError("no such norm")
 
     selfcheck.forward_errors = forward_errors
-    return selfcheck.unfit_reason(
-        None, SimpleNamespace(by_kernel=False, by_cpu_kernel=False, rounds=False), ranks
-    )  # type: ignore[arg-type]
+    return selfcheck.unfit_reason(None, SimpleNamespace(has_kernel=False, rounds=False), ranks)  # type: ignore[arg-type]
 
 
 def _in_a_fork(out: str, meeting: str, rank: int, name: str) -> int:

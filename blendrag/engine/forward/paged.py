@@ -121,11 +121,12 @@ class PagedCache(KVBlocks):
         return orders
 
     @property
-    def by_cpu_kernel(self) -> bool:
-        """Return whether scattered rows attend by our kernel for CPUs, in some layers at least."""
-        return any(order is not None for order in self.orders_for_kernel)
+    def has_kernel(self) -> bool:
+        """Return whether scattered rows attend by a kernel of ours, in some layers at least."""
+        return self.by_kernel or any(order is not None for order in self.orders_for_kernel)
 
     def order_for_kernel(self, layer: int) -> PageOrder | None:
+        """Return the order of a layer's pages, if our kernel for CPUs computes such layers."""
         attention = self.attentions[layer]
         known = isa_of(attention) == "vec" and not self.latent and not self.rounds
         fits = known and takes(self.kv[layer].key[1], cache_of(attention).dtype, scores_of(attention))

@@ -52,8 +52,7 @@ def unfit_reason(decoder: Decoder, cache: PagedCache, ranks: Ranks = ALONE) -> s
         with ranks.together(*_OF_STRUCTURE):
             error, error_of_shift = forward_errors(decoder, cache)
         # All sides of forward_errors attend the same way, so it does not see a wrong mask.
-        tokens = 2048 if cache.by_kernel else 640 if cache.by_cpu_kernel else 0
-        error_of_mask = mask_error(decoder, cache, tokens, share=0.25) if tokens else 0.0
+        error_of_mask = mask_error(decoder, cache, tokens=2048, share=0.25) if cache.has_kernel else 0.0
     except Exception as problem:  # whatever an unknown structure may do, it must not end the worker
         return not_apart(problem)
     tolerance = _ROUNDED_TOLERANCE if cache.rounds else _FORWARD_TOLERANCE

@@ -52,7 +52,7 @@ def scattered_by(cache: PagedCache) -> str:
     """Say what attends for scattered tokens, and why it is no kernel of ours where one would do."""
     if cache.latent:
         return "matrix products"
-    if cache.by_kernel or cache.by_cpu_kernel:
+    if cache.has_kernel:
         return "a kernel of blendrag's"
     fits = any(cache.order_for_kernel(layer) for layer in range(len(cache.kv)))
     return f"the engine's backend ({why_not()})" if fits else "the engine's backend"

@@ -8,15 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from blendrag.attention.scattered import why_not
 from blendrag.engine.compat.model import isa_of
 from blendrag.engine.worker.selfcheck import mask_error, unfit_reason
 from blendrag.lab.worker.selfcheck import scattered_by
+from device import needs_cpu_kernel
 from small_decoder import KV_HEADS, SIZE, small_model
 
 LENGTH, HEADS = 700, 4
 
 
+@needs_cpu_kernel
 @torch.inference_mode()
 @pytest.mark.parametrize("windowed", [(), (False, True)], ids=["plain", "windows"])
 def test_scattered_rows_attend_by_the_kernel_and_those_behind_them_as_the_engines_do(
@@ -24,9 +25,9 @@ def test_scattered_rows_attend_by_the_kernel_and_those_behind_them_as_the_engine
 ) -> None:
     model = small_model(tmp_path, 2, windowed=windowed, dtype=torch.bfloat16, block_size=32)
     cache = model.cache
-    if why_not() is not None or isa_of(cache.attentions[0]) != "vec":
-        pytest.skip(why_not() or "the backend has tiles of AMX")
-    assert cache.by_cpu_kernel and "kernel of blendrag" in scattered_by(cache)
+    if isa_of(cache.attentions[0]) != "vec":
+        pytest.skip("the backend has tiles of AMX on this processor, and keeps all rows")
+    assert cache.has_kernel and "kernel of blendrag" in scattered_by(cache)
     pages, generator = cache.scratch([LENGTH]), torch.Generator().manual_seed(0)
     key, value = torch.randn(2, LENGTH, KV_HEADS, SIZE, generator=generator).bfloat16()
     scattered = np.sort(np.random.default_rng(0).permutation(640)[:90])
@@ -47,4 +48,4 @@ def test_scattered_rows_attend_by_the_kernel_and_those_behind_them_as_the_engine
 
 def test_float32_attends_by_the_backend(tmp_path: Path) -> None:
     cache = small_model(tmp_path, 2).cache
-    assert not cache.by_cpu_kernel and scattered_by(cache) == "the engine's backend"
+    assert not cache.has_kernel and scattered_by(cache) == "the engine's backend"

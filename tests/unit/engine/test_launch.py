@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from vllm.logger import _VllmLogRecordFactory
 
+from blendrag import machine
 from blendrag.engine.client import launch
 from blendrag.engine.client.launch import SERVING, busy, engine_args, engine_key, server_environment
 from blendrag.engine.compat import platform
@@ -118,12 +119,17 @@ def test_ranks_of_a_cpu_compute_on_cores_of_their_own(
     assert "VLLM_CPU_OMP_THREADS_BIND" not in server_environment(several), "vLLM divides them by itself"
 
 
-@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="a GPU's engine needs a compiler")
-def test_nothing_is_compiled_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("compiler", "gpu", "disabled"),
+    [("no-such-compiler -O2", False, "1"), ("cat -A", False, None), ("no-such-compiler", True, None)],
+)
+def test_nothing_is_compiled_on_a_cpu_without_a_compiler(
+    compiler: str, gpu: bool, disabled: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("TORCH_COMPILE_DISABLE", raising=False)
-    for compiler, disabled in (("no-such-compiler -O2", "1"), ("cat -A", None)):
-        monkeypatch.setenv("CXX", compiler)
-        assert server_environment(Settings.load()).get("TORCH_COMPILE_DISABLE") == disabled
+    monkeypatch.setenv("CXX", compiler)
+    monkeypatch.setattr(machine, "_NVIDIA", tmp_path if gpu else tmp_path / "nothing")
+    assert server_environment(Settings.load()).get("TORCH_COMPILE_DISABLE") == disabled
 
 
 def test_caches_of_vllm_are_ours_where_its_own_cannot_be_written(
