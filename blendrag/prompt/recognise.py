@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -117,7 +117,8 @@ class Recogniser:
         part only, so that no part is measured.
 
         Texts (or keys) given as ``hints`` are placed first; then the prompt is read from left to right,
-        and of the known texts that begin at the same character the longest match is taken.
+        and of the known texts that begin at the same character the longest match is taken; of one that
+        reaches into the next, its beginning.
         """
         with self._lock:
             matches: list[Match] = []
@@ -146,12 +147,32 @@ class Recogniser:
             at = text.find(wanted, match.end if match else at + 1, end)
 
     def _scan(self, text: str, starts: Sequence[int], begin: int, end: int, whole: bool) -> Iterator[Match]:
-        for start in starts:
-            if begin <= start < end:
-                match = self._longest(text, start, end, whole)
-                if match:
-                    yield match
-                    begin = match.end
+        """Yield the matches between ``begin`` and ``end``, in order. A text that begins inside another and
+        ends behind it, as chunks with an overlap do, follows the beginning of that other one."""
+        last: Match | None = None
+        for start in starts[bisect_left(starts, begin) : bisect_left(starts, end)]:
+            if start < begin or not (match := self._longest(text, start, end, whole)):
+                continue
+            if last is None or last.end <= start:
+                yield from filter(None, [last])
+            elif text[start : match.end] == text[last.start : last.end]:
+                begin = last.end  # it repeats itself, so that every start in it may be one of it
+                continue
+            elif match.whole and match.end > last.end:
+                head = None if whole else self._beginning(last, start)
+                if head is None and match.end - match.start <= last.end - last.start:
+                    continue
+                yield from filter(None, [head])
+            else:
+                continue
+            last = match
+        yield from filter(None, [last])
+
+    def _beginning(self, match: Match, end: int) -> Match | None:
+        """Return what is left of a match that ends at ``end``, if that is worth reusing."""
+        tokens, length = self._cut(match.known, end - match.start)
+        enough = tokens >= self._min_tokens
+        return replace(match, end=match.start + length, tokens=tokens) if enough else None
 
     def _longest(self, text: str, start: int, end: int, whole: bool = False) -> Match | None:
         """Return the longest match that begins at ``start`` and does not pass ``end``."""

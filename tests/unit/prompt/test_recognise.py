@@ -5,11 +5,13 @@ import time
 import tracemalloc
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from blendrag.prompt import KnownText, Match, Recogniser, decode, encode_document
 from blendrag.prompt.anchors import Anchors
+from blendrag.prompt.recognise import gaps
 
 
 class Letters:
@@ -36,19 +38,30 @@ def spans(matches: list[Match]) -> list[tuple[int, int, str]]:
 
 def by_naive_search(texts: list[str], prompt: str, min_tokens: int) -> list[tuple[int, int]]:
     """What ``find`` promises, by trying everything everywhere."""
-    found, at = [], 0
+    found: list[tuple[int, int]] = []
+    texts = [text for text in texts if len(text) >= 16]
+    at = 0
     while at < len(prompt):
-        best = 0
-        for text in texts:
-            anchor = 32 if len(text) >= 32 else 16
-            if len(text) < 16 or not prompt.startswith(text[:anchor], at):
-                continue
-            shared = next((n for n in range(len(text)) if prompt[at + n : at + n + 1] != text[n]), len(text))
-            if shared == len(text) or shared >= min_tokens:
-                best = max(best, shared)
-        if best:
-            found.append((at, at + best))
-        at += best or 1
+        shared = {
+            text: next((n for n in range(len(text)) if prompt[at + n : at + n + 1] != text[n]), len(text))
+            for text in texts
+            if prompt.startswith(text[: 32 if len(text) >= 32 else 16], at)
+        }
+        enough = [n for text, n in shared.items() if n >= min_tokens or n == len(text)]
+        best, whole = (
+            max(enough, default=0),
+            max((n for text, n in shared.items() if n == len(text)), default=0),
+        )
+        begin, end = found[-1] if found else (0, 0)
+        if at >= end:
+            found += [(at, at + best)] if best else []
+        elif prompt[at : at + best] == prompt[begin:end]:
+            at = end - 1
+        elif whole == best and at + whole > end:
+            is_cut = at - begin >= min_tokens and end - begin > min_tokens
+            if is_cut or whole > end - begin:
+                found[-1:] = [(begin, at)] * is_cut + [(at, at + whole)]
+        at += 1
     return found
 
 
@@ -67,6 +80,40 @@ def test_find_never_differs_from_naive_search(texts: list[str], data: st.DataObj
     assert [(match.start, match.end) for match in matches] == by_naive_search(texts, prompt, 34)
     for match in matches:
         assert prompt[match.start : match.end] == Letters().decode(list(match.token_ids))
+
+
+@pytest.mark.parametrize("overlap", [0, 20, 60])
+def test_chunks_that_overlap_are_reused_beside_each_other(tokenizer: Any, overlap: int) -> None:
+    page = " ".join(
+        f"Item {at * 7} of the list is kept in shed {at * 3}, behind crane {at}." for at in range(60)
+    )
+    recogniser = Recogniser(tokenizer)
+    for at in range(0, len(page), 300):
+        text = page[at : at + 300 + overlap]
+        recogniser.add(str(at), text, encode_document(tokenizer, text))
+    matches = recogniser.find(f"Look: {page} Where is crane 7?")
+    assert [match.key for match in matches] == [str(at) for at in range(0, len(page), 300)]
+    left = gaps(matches, len(page) + 6)[1:]
+    assert all(end - begin < 12 for begin, end in left), "no more than a token at a cut"
+
+
+def test_heading_whose_end_begins_a_page_does_not_hide_the_page(tokenizer: Any) -> None:
+    page = "Handbook of the company, page 7. " + "Travel is approved by the head of the department. " * 9
+    heading = "Third edition. " + page[:32]
+    recogniser = Recogniser(tokenizer)
+    for key, text in (("heading", heading), ("page", page)):
+        recogniser.add(key, text, encode_document(tokenizer, text))
+    assert [match.key for match in recogniser.find("Third edition. " + page)] == ["page"]
+
+
+def test_text_that_repeats_itself_is_searched_as_fast_as_any() -> None:
+    recogniser = known_as(["a" * 64])
+    assert len(recogniser.find("a" * 64_000)) == 1000
+    looks = []
+    longest = recogniser._longest
+    recogniser._longest = lambda *of: looks.append(of) or longest(*of)  # type: ignore[method-assign, func-returns-value]
+    recogniser.find("a" * 64_000)
+    assert len(looks) < 3000
 
 
 @given(known_texts, st.lists(st.integers(0, 7), max_size=6), st.data())
