@@ -33,7 +33,7 @@ def read_archive(data: bytes) -> Content:
         if damaged := archive.testzip():
             raise Unusable(f"broken ZIP archive (damaged in {damaged!r})")
         try:
-            return read(_plain(archive))
+            return read(archive if read is _read_epub else _plain(archive))
         except ModuleNotFoundError as error:
             raise Unusable(f"needs blendrag[documents] ({error.name} is not installed)") from None
 
@@ -41,33 +41,54 @@ def read_archive(data: bytes) -> Content:
 def _reader(names: set[str]) -> Callable[[zipfile.ZipFile], Content]:
     if _CONTAINER in names:
         return _read_epub
-    folders = {name.partition("/")[0] for name in names if "[Content_Types].xml" in names}
+    known = set(map(_known, names))
+    if "xl/workbook.bin" in known:
+        raise Unusable("binary workbook of Excel: save it as .xlsx")
+    folders = {name.partition("/")[0] for name in known if _TYPES in known}
     for folder, read in (("word", read_docx), ("ppt", read_pptx), ("xl", read_xlsx)):
         if folder in folders:
             return read
     raise Unusable("ZIP archive that is neither Word, PowerPoint, Excel nor EPUB")
 
 
+_TYPES = "[Content_Types].xml"
 # The strict form of Office's formats, and shows, differ from what is read in names only.
 _PLAIN = (
     (re.compile(rb"http://purl\.oclc\.org/ooxml/(\w+)/"), rb"http://schemas.openxmlformats.org/\1/2006/"),
     (re.compile(rb"(presentationml|powerpoint)\.(slideshow|template)\."), rb"\1.presentation."),
 )
+_RELATED = re.compile(rb"<(?:\w+:)?Relationship\s[^<>]*>")
+_OUTSIDE = re.compile(rb"""External["']|/hyperlink["']""")
+_TARGET = re.compile(rb"""(?<=\sTarget=["'])[^"']*""")
 
 
 def _plain(archive: zipfile.ZipFile) -> zipfile.ZipFile:
     """Return a document of Office's under the names that its readers know."""
-    names = {"[Content_Types].xml", "_rels/.rels"} & set(archive.namelist())
-    if not any(kind.search(archive.read(name)) for kind, _ in _PLAIN for name in names):
-        return archive
+    parts = {_known(name): archive.read(name) for name in archive.namelist()}
+    told = [parts[name] for name in (_TYPES, "_rels/.rels") if name in parts]
+    kinds = [kind for kind in _PLAIN if any(map(kind[0].search, told))]
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as written:
-        for name in archive.namelist():
-            part = archive.read(name)
-            for kind, known in _PLAIN if name.endswith((".xml", ".rels")) else ():
+        for name, part in parts.items():
+            if name.endswith(".rels"):
+                part = _RELATED.sub(_named, part)
+            for kind, known in kinds if name.endswith((".xml", ".rels")) else ():
                 part = kind.sub(known, part)
             written.writestr(name, part)
     return zipfile.ZipFile(file)
+
+
+def _known(name: str) -> str:
+    """Return a part's name in the one case that it has for all who call it, with the separators of ZIP."""
+    lower = name.replace("\\", "/").encode().lower().decode()
+    return _TYPES if lower == _TYPES.lower() else lower
+
+
+def _named(related: re.Match[bytes]) -> bytes:
+    """Return what relates to a part, with the name that the part has."""
+    if _OUTSIDE.search(related[0]):
+        return related[0]
+    return _TARGET.sub(lambda target: _known(target[0].decode("utf-8", "replace")).encode(), related[0])
 
 
 _CONTAINER = "META-INF/container.xml"

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import posixpath
 import re
 import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
 from html import unescape
-from typing import Any
+from typing import Any, NamedTuple
+from xml.etree import ElementTree
+from xml.sax.saxutils import quoteattr
 
 from blendrag.index.html import RAISED
 from blendrag.index.numbers import written
-from blendrag.index.slides import complete, plain_lines, select, stream_of, table_of
+from blendrag.index.slides import complete, plain_lines, select, table_of
 from blendrag.index.text import Content, Unusable
 
 _MAX_CELLS = 50_000_000  # cells that a sheet's rows reach over: so many filled ones would unpack to more
@@ -24,9 +27,97 @@ def read_xlsx(archive: zipfile.ZipFile) -> Content:
     import openpyxl
 
     with warnings.catch_warnings(action="ignore"):  # it reports all that it would lose in writing
-        book = openpyxl.load_workbook(stream_of(archive), read_only=True, data_only=True, rich_text=True)
+        book = openpyxl.load_workbook(_of_cells(archive), read_only=True, data_only=True, rich_text=True)
         sheets = [list(_whole_sheet(archive, sheet)) for sheet in book.worksheets]
     return Content("\n\n".join(part for sheet in sheets for part in sheet), {"sheets": len(sheets)})
+
+
+_MAIN = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
+_OFFICE = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
+_PACKAGE = "http://schemas.openxmlformats.org/package/2006"
+_KIND = "application/vnd.openxmlformats-officedocument.spreadsheetml"
+_TYPES = (
+    f'<Types xmlns="{_PACKAGE}/content-types">'
+    f'<Override PartName="/xl/workbook.xml" ContentType="{_KIND}.sheet.main+xml"/>'
+    f'<Override PartName="/xl/sharedStrings.xml" ContentType="{_KIND}.sharedStrings+xml"/></Types>'
+)
+
+
+def _of_cells(archive: zipfile.ZipFile) -> io.BytesIO:
+    """Return a workbook with nothing but its cells: openpyxl refuses it for a flaw of anything else."""
+    names = set(archive.namelist())
+    books = (part.target for part in _related(archive, "").values() if part.kind == "officeDocument")
+    path = _path("", next(books, "xl/workbook.xml"))
+    parts: dict[str, str | bytes] = {"xl/sharedStrings.xml": f'<sst xmlns="{_MAIN}"/>'}
+    of_sheets: dict[str, str] = {}
+    for id, part in _related(archive, path).items():
+        target = _path(path, part.target)
+        if target not in names:
+            continue
+        if part.kind == "sharedStrings":
+            parts["xl/sharedStrings.xml"] = archive.read(target)
+        elif part.kind == "styles":
+            with contextlib.suppress(ElementTree.ParseError):  # numbers are there without them
+                parts["xl/styles.xml"] = _formats(archive.read(target))
+        elif part.kind.lower().endswith("sheet") and part.kind != "chartsheet":
+            parts[target] = _cells(archive.read(target))
+            of_sheets[id] = target
+    book = ElementTree.fromstring(archive.read(path))
+    since = next((one.get("date1904", "0") for one in book.iter(f"{{{_MAIN}}}workbookPr")), "0")
+    sheets = related = ""
+    for place, sheet in enumerate(book.iter(f"{{{_MAIN}}}sheet")):
+        if (id := sheet.get(f"{{{_OFFICE}}}id", "")) in of_sheets:
+            title, target = quoteattr(sheet.get("name", "")), quoteattr(f"/{of_sheets[id]}")
+            sheets += f'<sheet name={title} sheetId="{place}" r:id="r{place}"/>'
+            related += f'<Relationship Id="r{place}" Type="{_OFFICE}/worksheet" Target={target}/>'
+    parts["[Content_Types].xml"] = _TYPES
+    parts["xl/workbook.xml"] = (
+        f'<workbook xmlns="{_MAIN}" xmlns:r="{_OFFICE}"><workbookPr date1904={quoteattr(since)}/>'
+        f"<sheets>{sheets}</sheets></workbook>"
+    )
+    parts["xl/_rels/workbook.xml.rels"] = (
+        f'<Relationships xmlns="{_PACKAGE}/relationships">{related}</Relationships>'
+    )
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as written:
+        for name, text in parts.items():
+            written.writestr(name, text)
+    return file
+
+
+_ROOT = re.compile(rb"<((?:\w+:)?\w+)(?:\s[^<>]*)?>")
+_DATA = re.compile(rb"<((?:\w+:)?)sheetData\b[^<>]*>")
+
+
+def _cells(page: bytes) -> bytes:
+    """Return a sheet without what stands around its cells."""
+    root, begin = _ROOT.search(page), _DATA.search(page)
+    if not root or not begin:
+        return page
+    end = begin.end() if begin[0].endswith(b"/>") else page.find(_END, begin.end()) + len(_END)
+    size = b'<%bdimension ref="A1"/>' % begin[1]  # else openpyxl reads all the cells to find it
+    return b"%b%b%b</%b>" % (page[: root.end()], size, page[begin.start() : end], root[1])
+
+
+_END = b"sheetData>"
+_DATES = {*map(str, (*range(27, 37), *range(50, 59)))}  # formats of East Asia that openpyxl does not know
+_DATE = "14"
+
+
+def _formats(styles: bytes) -> bytes:
+    """Return the formats of numbers, and which of them each style has."""
+    tree = ElementTree.fromstring(styles)
+    tree[:] = [part for part in tree if part.tag.endswith(("}numFmts", "}cellXfs"))]
+    own = {one.get("numFmtId") for one in tree.iter(f"{{{_MAIN}}}numFmt")}
+    for part in tree:
+        part[:] = [one for one in part if one.tag.endswith("}xf") or one.get("formatCode")]
+        for one in part:
+            id, code = one.get("numFmtId", "0"), one.get("formatCode", "")
+            one.clear()
+            one.set("numFmtId", _DATE if id in _DATES - own else id)
+            if code:
+                one.set("formatCode", code)
+    return ElementTree.tostring(tree)
 
 
 _LINK = re.compile(rb"<(?:\w+:)?hyperlink\s[^<>]*>")
@@ -41,27 +132,44 @@ _ATTRIBUTE = re.compile(r"""(?<![\w:])([\w:]+)\s*=\s*(?:"([^"]*)"|'([^']*)')""")
 
 def _whole_sheet(archive: zipfile.ZipFile, sheet: Any) -> Iterator[str]:
     """Yield a sheet's title, its table with the addresses of links, and what is written in its shapes."""
-    path = sheet._worksheet_path.removeprefix("/")
-    folder, name = posixpath.split(path)
-    about = f"{folder}/_rels/{name}.rels"
-    parts = _found(_RELATED, archive.read(about)) if about in archive.namelist() else []
-    related = {part.get("Id"): part for part in parts}
+    path = sheet._worksheet_path
+    related = _related(archive, path)
     page = archive.read(path)
     links = {
         _attributes(cell).get("r", ""): unescape(address.decode("utf-8", "replace"))
         for cell, _, address in _BY_FORMULA.findall(page)
     }
     links |= {
-        cell[0]: related[link["r:id"]].get("Target", "")
+        cell[0]: related[link["r:id"]].target
         for link in _found(_LINK, page)
         if link.get("r:id") in related and (cell := _CELL.match(link.get("ref", "")))
     }
     yield f"# {sheet.title}\n\n{_sheet(sheet, links)}"
-    drawings = (part.get("Target", "") for part in parts if part.get("Type", "").endswith("/drawing"))
-    for target in dict.fromkeys(drawings):
-        drawn = posixpath.normpath(posixpath.join(folder, target)).removeprefix("/")
+    drawings = (_path(path, part.target) for part in related.values() if part.kind == "drawing")
+    for drawn in dict.fromkeys(drawings):
         if drawn in archive.namelist():
             yield from _drawn(archive.read(drawn))
+
+
+class _Part(NamedTuple):
+    kind: str
+    target: str
+
+
+def _related(archive: zipfile.ZipFile, path: str) -> dict[str, _Part]:
+    """Return what a part of a workbook names, by what it calls it."""
+    folder, name = posixpath.split(path)
+    about = posixpath.join(folder, "_rels", f"{name}.rels")
+    parts = _found(_RELATED, archive.read(about)) if about in archive.namelist() else []
+    return {
+        part.get("Id", ""): _Part(posixpath.basename(part.get("Type", "")), part.get("Target", ""))
+        for part in parts
+    }
+
+
+def _path(path: str, target: str) -> str:
+    """Return where the part lies that another one names so."""
+    return posixpath.normpath(posixpath.join("/", posixpath.dirname(path), target)).lstrip("/")
 
 
 def _found(tags: re.Pattern[bytes], part: bytes) -> list[dict[str, str]]:
