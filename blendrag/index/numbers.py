@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from datetime import datetime, timedelta
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 _LONGEST_FORMAT = 255  # that Excel takes
@@ -48,6 +49,8 @@ def _shown(number: float, format: str) -> str:
     if shown.scale != 1:
         number *= shown.scale
     digits = f"{abs(number):.15g}" if isinstance(number, float) else str(abs(number))
+    if "e" in digits and 1e-9 <= abs(number) < 1e21:
+        digits = f"{Decimal(digits):f}"
     return f"{'-' * (number < 0)}{shown.before}{digits.zfill(shown.digits)}{shown.behind}"
 
 

@@ -16,7 +16,7 @@ from xml.sax.saxutils import quoteattr
 
 from blendrag.index.html import RAISED
 from blendrag.index.numbers import written
-from blendrag.index.slides import complete, plain_lines, select, table_of
+from blendrag.index.slides import complete, described, plain_lines, select, table_of
 from blendrag.index.text import Content, Unusable
 
 _MAX_CELLS = 50_000_000  # cells that a sheet's rows reach over: so many filled ones would unpack to more
@@ -195,8 +195,12 @@ def _drawn(part: bytes) -> Iterator[str]:
             lines = [line.text for line in select(shape, ".//a:p")]
             if text := plain_lines("\n".join(filter(str.strip, lines))):
                 yield text
-            elif description := " ".join(select(shape, "string(.//*[local-name()='cNvPr']/@descr)").split()):
-                yield f"![{description}](<>)"
+            for said in dict.fromkeys(select(shape, _SAID)):
+                yield from described(said)
+
+
+# What is said of groups and of shapes that have no text.
+_SAID = ".//*[local-name()='cNvPr'][normalize-space(../../*[local-name()='txBody'])='']/@descr"
 
 
 def _sheet(sheet: Any, links: Mapping[str, str]) -> str:

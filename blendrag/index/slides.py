@@ -32,9 +32,11 @@ def _slide(slide: Slide) -> Iterator[str]:
     if title is not None and (words := title.text_frame.text.split()):
         yield f"# {' '.join(words)}"
     yield from _shapes(shape for shape in slide.shapes if shape != title)
-    if slide.has_notes_slide and (notes := slide.notes_slide.notes_text_frame):
-        complete(slide.notes_slide.shapes._spTree, slide.notes_slide.part.rels)
-        yield plain_lines(notes.text)
+    if slide.has_notes_slide:
+        page = slide.notes_slide
+        complete(page.shapes._spTree, page.part.rels)
+        notes = page.notes_placeholder
+        yield from _shapes(shape for shape in page.shapes if shape == notes or not shape.is_placeholder)
     for about in slide.part.rels.values():
         if about.reltype.endswith("/comments") and not about.is_external:
             yield from _comments(about.target_part.blob)
@@ -78,7 +80,7 @@ def complete(tree: Any, rels: Mapping[str, Any]) -> None:
     for run in select(tree, ".//a:r[a:rPr/a:sym or a:rPr/a:latin]"):
         for font in select(run, "a:rPr/a:sym/@typeface | a:rPr/a:latin/@typeface"):
             run.t.text = in_letters(run.t.text or "", font)
-    for link in select(tree, ".//a:r/a:rPr/a:hlinkClick[@r:id!='']"):
+    for link in select(tree, ".//a:r[a:t!='']/a:rPr/a:hlinkClick[@r:id!='']"):
         run, leads_to = link.getparent().getparent(), rels.get(link.rId)
         if leads_to is not None and leads_to.is_external:
             run.t.text = f"[{run.t.text}]({leads_to.target_ref})"
@@ -122,6 +124,7 @@ def _number(body: Any) -> None:
 def _shapes(shapes: Iterable[Any]) -> Iterator[str]:
     for shape in shapes:
         if hasattr(shape, "shapes"):  # a group
+            yield from described(select(shape._element, "string(*[1]/*[local-name()='cNvPr']/@descr)"))
             yield from _shapes(shape.shapes)
         elif getattr(shape, "has_table", False):
             yield markdown_table([[cell.text for cell in row.cells] for row in shape.table.rows])
@@ -129,11 +132,16 @@ def _shapes(shapes: Iterable[Any]) -> Iterator[str]:
             yield plain_lines(text)
         else:
             yield from _graphic(shape)
-            if description := shape._element.xpath("string(.//*[local-name()='cNvPr']/@descr)"):
-                yield f"![{' '.join(description.split())}](<>)"
+            yield from described(select(shape._element, "string(.//*[local-name()='cNvPr']/@descr)"))
         for link in select(shape._element, "*[1]/*[local-name()='cNvPr']/a:hlinkClick/@r:id"):
             if (leads_to := shape.part.rels.get(link)) is not None and leads_to.is_external:
                 yield f"<{leads_to.target_ref}>"
+
+
+def described(description: str) -> Iterator[str]:
+    """Yield what is said of a picture, if there is anything."""
+    if words := " ".join(description.split()):
+        yield f"![{words}](<>)"
 
 
 def _graphic(shape: Any) -> Iterator[str]:

@@ -103,6 +103,12 @@ def test_document_in_the_strict_form_of_its_format_has_the_same_text(file: bytes
     assert read_archive(strict) == read_archive(file)
 
 
+@pytest.mark.parametrize("file", [docx(), pptx(), xlsx()], ids=["docx", "pptx", "xlsx"])
+def test_names_of_parts_are_the_same_in_any_case_and_with_any_separator(file: bytes) -> None:
+    parts = {name.swapcase().replace("/", "\\"): part for name, part in parts_of(file).items()}
+    assert read_archive(archive(parts)) == read_archive(file)
+
+
 def test_link_that_leads_to_nothing_costs_no_text() -> None:
     broken = renamed(docx(), (b'Id="rId2"', b'Id="rId99"'))
     assert read_archive(broken).text == read_archive(docx()).text.replace("[form](forms/b7.pdf)", "form")

@@ -10,6 +10,7 @@ import pytest
 
 from blendrag.index.numbers import written
 from blendrag.index.office import read_archive
+from blendrag.index.text import Unusable
 from office_files import DRAWN, M, archive, parts_of, png, renamed, saved, xlsx
 
 
@@ -27,7 +28,12 @@ def workbook(drawing: str) -> bytes:
 
 
 CELLS = "# Sheet\n\n| [form](https://example.com/b7.pdf?a=1&b=2) |\n| --- |"
+SAID = "<xdr:nv><xdr:cNvPr descr='{}'/></xdr:nv>"
 CHART = "<xdr:graphicFrame><xdr:nv><xdr:cNvPr descr='costs'/></xdr:nv></xdr:graphicFrame>"
+SHARED = (
+    '<Override PartName="/xl/sharedStrings.xml" '
+    'ContentType="application/vnd.openxmlformats-officedocument.spreadsheetml.sharedStrings+xml"/>'
+)
 IN_CHOICE = "<x><y:AlternateContent xmlns:y='z'><y:Choice>{}</y:Choice><y:Fallback>{}</y:Fallback>"
 IN_CHOICE += "</y:AlternateContent></x>"
 
@@ -49,6 +55,11 @@ def lines(*texts: str) -> str:
             "10^2",
         ),
         (IN_CHOICE.format(CHART, lines("not available")), "![costs](<>)"),
+        (
+            f"<xdr:grpSp>{SAID.format('group')}<xdr:pic>{SAID.format('pump')}</xdr:pic><xdr:sp>"
+            f"{SAID.format('box')}<xdr:txBody>{lines('in')}</xdr:txBody></xdr:sp></xdr:grpSp>",
+            "in\n\n![group](<>)\n\n![pump](<>)",
+        ),
         (IN_CHOICE.format("<b/>", lines("older")), "older"),
         (
             "<xdr:sp><xdr:txBody><a:p><a:pPr><a:buAutoNum type='arabicPeriod'/></a:pPr>"
@@ -95,6 +106,9 @@ def test_workbook_keeps_the_signs_that_its_numbers_are_shown_with() -> None:
             '0"-"': (4, "4-"),
             '#,##0,.0"K"': (1500, "1.5K"),
             "#,##0,,": (1_500_000, "1.5"),
+            "0.00": (0.00005, "0.00005"),
+            "#,##0.0": (12345678901234567.0, "12345678901234600"),
+            "0E+00": (1e-30, "1e-30"),
         }
         for row, (format, (value, _)) in enumerate(shown.items()):
             sheet.write_number(row, 0, value, book.add_format({"num_format": format}))
@@ -133,6 +147,53 @@ def test_workbook_without_the_styles_that_its_cells_name_keeps_their_numbers(los
     broken = renamed(file, *names)
     assert broken != renamed(file)
     assert read_archive(broken).text == "# Sheet\n\n| 40 |\n| --- |"
+
+
+@pytest.mark.parametrize(
+    ("part", "before", "flawed"),
+    [
+        ("xl/styles.xml", b"<patternFill/>", b""),
+        ("xl/styles.xml", b"<cellXfs", b"<cellStyles><cellStyle xfId='9'/></cellStyles><cellXfs"),
+        ("xl/styles.xml", b'horizontal="left"', b'horizontal="centre"'),
+        ("xl/worksheets/sheet1.xml", b"<pageMargins", b"<pageSetup orientation='wide'/><pageMargins"),
+        (
+            "xl/worksheets/sheet1.xml",
+            b"<sheetData",
+            b"<sheetViews><sheetView view='x'/></sheetViews><sheetData",
+        ),
+        ("docProps/core.xml", b">20", b">in 20"),
+        ("xl/workbook.xml", b"</sheets>", b"</sheets><calcPr calcMode='never'/>"),
+        ("xl/workbook.xml", b"</sheets>", b"<sheet name='lost' sheetId='9' id='rId99'/></sheets>"),
+        ("[Content_Types].xml", b"</Types>", SHARED.encode() + b"</Types>"),
+    ],
+)
+def test_flaw_of_a_workbook_that_no_cell_needs_costs_no_cell(part: str, before: bytes, flawed: bytes) -> None:
+    from openpyxl import Workbook
+    from openpyxl.styles import Alignment
+
+    book = Workbook()
+    cell: Any = book.active["A1"]
+    cell.value, cell.number_format, cell.alignment = 45000, "d mmm yyyy", Alignment(horizontal="left")
+    parts = parts_of(saved(book))
+    broken = parts[part].replace(before, flawed)
+    assert broken != parts[part]
+    assert read_archive(archive(parts | {part: broken})).text == "# Sheet\n\n| 2023-03-15 |\n| --- |"
+
+
+@pytest.mark.parametrize(("id", "text"), [(31, "2023-03-15"), (57, "2023-03-15"), (37, "45000")])
+def test_date_in_a_format_of_east_asia_is_a_date(id: int, text: str) -> None:
+    from openpyxl import Workbook
+
+    book = Workbook()
+    cell: Any = book.active["A1"]
+    cell.value, cell.number_format = 45000, "0.0 t"
+    file = renamed(saved(book), (b'numFmtId="164" fontId', b'numFmtId="%d" fontId' % id))
+    assert read_archive(file).text == f"# Sheet\n\n| {text} |\n| --- |"
+
+
+def test_binary_workbook_is_refused_with_what_to_do() -> None:
+    with pytest.raises(Unusable, match=r"binary workbook .*save it as \.xlsx"):
+        read_archive(archive({"[Content_Types].xml": "", "xl/workbook.bin": ""}))
 
 
 def test_workbook_keeps_addresses_that_formulas_lead_to() -> None:

@@ -38,6 +38,7 @@ def test_presentation_keeps_shapes_of_several_forms_formulas_and_links() -> None
     box = slide.shapes.add_textbox(0, 0, 9, 9)
     link = box.text_frame.paragraphs[0].add_run()
     link.text, link.hyperlink.address = "form", "https://example.com/b7.pdf"
+    box.text_frame.paragraphs[0].add_run().hyperlink.address = "https://example.com/of-no-text"
     parts = parts_of(saved(presentation))
     shape = parts["ppt/slides/slide1.xml"].decode()
     begin, end = shape.index("<p:sp>"), shape.index("</p:sp>") + len("</p:sp>")
@@ -69,10 +70,11 @@ def test_presentation_keeps_numbers_exponents_and_what_is_said_of_shapes() -> No
         if kind:
             number(line, type=kind)
     add_raised(frame, "10", "2", raised=1)
-    arrow = slide.shapes.add_shape(1, 0, 0, 9, 9)
-    arrow._element.xpath(".//p:cNvPr")[0].set("descr", "from A to B")
+    group = slide.shapes.add_group_shape()
+    for shape, description in ((group, "ways"), (group.shapes.add_shape(1, 0, 0, 9, 9), "from A to B")):
+        shape._element.xpath(".//p:cNvPr")[0].set("descr", description)
     assert read_archive(saved(presentation)).text == (
-        "1. close\n2. drain\na) lower\n3. open\nplain\nI. anew\n10^2\n\n![from A to B](<>)"
+        "1. close\n2. drain\na) lower\n3. open\nplain\nI. anew\n10^2\n\n![ways](<>)\n\n![from A to B](<>)"
     )
 
 
@@ -85,7 +87,9 @@ def test_notes_of_a_slide_keep_numbers_links_and_exponents() -> None:
     link = frame.add_paragraph().add_run()
     link.text, link.hyperlink.address = "form", "https://example.com/b7.pdf"
     add_raised(frame, "10", "2", raised=1)
-    text = "1. close\n2. drain\n[form](https://example.com/b7.pdf)\n10^2"
+    slide.notes_slide.shapes._spTree.append(slide.shapes.add_textbox(0, 0, 9, 9)._element)
+    slide.notes_slide.shapes[-1].text_frame.text = "beside"
+    text = "1. close\n2. drain\n[form](https://example.com/b7.pdf)\n10^2\n\nbeside"
     assert read_archive(saved(presentation)).text == text
 
 
