@@ -7,10 +7,11 @@ import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
+from blendrag.index.formulas import formula
 from blendrag.index.html import RAISED
 from blendrag.index.numbers import formatted, in_format
 from blendrag.index.text import Content
-from blendrag.index.word import formula, in_letters
+from blendrag.index.word import in_letters
 
 if TYPE_CHECKING:
     from pptx.slide import Slide

@@ -8,36 +8,35 @@ import io
 import re
 import zipfile
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
+from blendrag.index.fields import VAL, W, field_of, leave_codes
+from blendrag.index.formulas import MATH, formula, local
 from blendrag.index.html import markdown
 from blendrag.index.numbers import formatted
 from blendrag.index.text import Content, Unusable
 
-_WORD = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
 _LEADING = "{http://schemas.openxmlformats.org/officeDocument/2006/relationships}"
-_W = f"{{{_WORD}}}"
-_VAL, _ID = f"{_W}val", f"{_W}id"
-MATH = "/math}"  # the end of both namespaces of formulas
+_ID = f"{W}id"
 
-# Elements around text that mammoth reads, or passes over as deleted.
+# Elements around text, or notes, that mammoth reads, or passes over as deleted.
 _READ = frozenset(
     {
-        "body", "comment", "comments", "customXml", "del", "document", "drawing", "endnote", "endnotes",
-        "footnote", "footnotes", "group", "hyperlink", "ins", "moveFrom", "moveTo", "object", "p", "pict",
-        "r", "rect", "roundrect", "sdt", "sdtContent", "shape", "smartTag", "t", "tbl", "tc", "textbox",
-        "tr", "txbxContent",
+        "body", "Choice", "comment", "commentReference", "comments", "customXml", "del", "document",
+        "drawing", "endnote", "endnoteReference", "endnotes", "Fallback", "footnote", "footnoteReference",
+        "footnotes", "group", "hyperlink", "ins", "moveFrom", "moveTo", "object", "p", "pict", "r", "rect",
+        "roundrect", "sdt", "sdtContent", "shape", "smartTag", "t", "tbl", "tc", "textbox", "tr",
+        "txbxContent",
     }
 )  # fmt: skip
-_BREAK, _READING = f"{_W}br", f"{_W}rt"
-_SAME = {f"{_W}cr": _BREAK, f"{_W}dstrike": f"{_W}strike", f"{_W}ptab": f"{_W}tab"}
-_SIGNS = {"num": "", "den": "/", "sup": "^", "sub": "_", "lim": "_"}
-_BETWEEN = {"eqArr": "; ", "func": " ", "m": "; ", "mr": ", "}  # the parts of a formula
-_HAT = "\u0302"
+_SHOWN = tuple(f"{W}{name}" for name in ("t", "footnoteReference", "endnoteReference", "commentReference"))
+_BREAK, _READING = f"{W}br", f"{W}rt"
+_SAME = {f"{W}cr": _BREAK, f"{W}dstrike": f"{W}strike", f"{W}ptab": f"{W}tab"}
+_NONE = f"{W}none"
 
 # No character of any text. It stands around the number of an item in a list.
 _NUMBER = "\ufdd1"
@@ -72,20 +71,21 @@ def _for_mammoth(archive: zipfile.ZipFile) -> io.BytesIO:
         with contextlib.suppress(ElementTree.ParseError):  # mammoth says so, if it needs this part
             trees[name] = ElementTree.fromstring(parts[name])
     numbers = _Numbers(trees.values())
-    notes = {(_local(note), note.get(_ID)) for root in trees.values() for note in root if note.get(_ID)}
+    notes = {(local(note), note.get(_ID)) for root in trees.values() for note in root if note.get(_ID)}
     for name, root in trees.items():
-        if _local(root) in _READ:
-            _leave_codes(root)
+        if local(root) in _READ:
+            leave_codes(root)
             _write_letters(root)
+            _join_paragraphs(root)
             _read_whole(root)
             _join_capitals(root)
             _cut(root, parts.get(f"word/_rels/{name.removeprefix('word/')}.rels", b""), notes)
             in_table = _in_tables(root)
-            for paragraph in root.iter(f"{_W}p") if _local(root) == "document" else ():
+            for paragraph in root.iter(f"{W}p") if local(root) == "document" else ():
                 numbers.write(paragraph)
                 if (code := numbers.style_of_code(paragraph)) is not None and paragraph in in_table:
                     code.attrib.clear()
-                elif code is not None and not any(part.text for part in paragraph.iter(f"{_W}t")):
+                elif code is not None and not any(part.text for part in paragraph.iter(f"{W}t")):
                     paragraph.append(_run(_NUMBER))  # an empty line, which mammoth would pass over
             parts[name] = ElementTree.tostring(root, "utf-8")
     file = io.BytesIO()
@@ -101,10 +101,6 @@ def _numbered(page: str) -> str:
     return re.sub(rf"{_NUMBER}(\d+){_NUMBER}", r"\1. ", page).replace(_NUMBER, "")
 
 
-def _local(element: Element) -> str:
-    return element.tag.rpartition("}")[2]
-
-
 def _cut(root: Element, targets: bytes, notes: Collection[tuple[str, str | None]]) -> None:
     """Cut what leads to nothing that the document has: links and pictures without a target, signs of notes
     and comments."""
@@ -113,27 +109,30 @@ def _cut(root: Element, targets: bytes, notes: Collection[tuple[str, str | None]
         for name in [name for name in element.attrib if name.startswith(_LEADING)]:
             if element.attrib[name] not in there:
                 del element.attrib[name]
-        of, reference, _ = _local(element).partition("Reference")
+        of, reference, _ = local(element).partition("Reference")
         if reference and (of, element.get(_ID)) not in notes:
-            element.tag = f"{_W}none"
+            element.tag = _NONE
 
 
 # -- what mammoth would pass over --------------------------------------------------------------------------
 
 
 def _read_whole(element: Element) -> bool:
-    """Put the text inside an element where mammoth reads it. Returns whether there is any."""
-    has_text = element.tag == f"{_W}t"
+    """Put what the element shows where mammoth reads it. Returns whether there is any text, or a note."""
+    has_text = element.tag in _SHOWN
     children: list[Element] = []
     for child in sorted(element, key=lambda part: part.tag == _READING):  # which stands before its letters
         if MATH in child.tag:
             has_text = True
             children.append(_run(formula(child)))
-        elif _read_whole(child):
+            continue
+        if described := _description(child):
+            children.append(_text(described))
+        if _read_whole(child):
             has_text = True
-            children += _in_place_of(child, _local(element))
-        elif described := _description(child):
-            children.append(_text(f"![{described}](<>)"))
+            children += _in_place_of(child, local(element))
+        elif described:
+            has_text = True
         else:
             if said := _said(child):
                 children.append(_text(said))
@@ -147,84 +146,70 @@ def _read_whole(element: Element) -> bool:
 
 def _in_place_of(element: Element, around: str) -> list[Element]:
     """Return what stands in place of an element with text."""
-    name = _local(element)
+    name = local(element)
     if name == "AlternateContent":  # several forms of the same
-        return list(next(form for form in reversed(element) if _has_text(form)))
+        return list(next(form for form in element if _has_text(form)))
     if name == "txbxContent" and around != "textbox":
-        box = Element(f"{_W}pict")
+        box = Element(f"{W}pict")
         box.append(element)
         return [box]
     parts = [part for part in element if _has_text(part)]
     if element.tag == _READING:
         return [_run("("), *parts, _run(")")]
     if name == "fldSimple":  # a link, perhaps
-        code = Element(f"{_W}r")
-        ElementTree.SubElement(code, f"{_W}instrText").text = element.get(f"{_W}instr")
-        return [_sign("begin"), code, _sign("separate"), *parts, _sign("end")]
+        return field_of(element.get(f"{W}instr", ""), parts)
     return [element] if name in _READ else parts
 
 
 def _description(element: Element) -> str:
-    """Return what is said of a chart, a diagram or an old picture; mammoth reads it of other pictures."""
-    name = _local(element)
-    kinds = {_local(part) for part in element.iter()} if name in ("shape", "drawing") else set()
-    if name == "shape" and "imagedata" in kinds:
+    """Return what is said of pictures, charts and diagrams; mammoth reads it of pictures that are links."""
+    name, said = local(element), list[str]()
+    if name == "group" or (name == "shape" and element.find("{*}imagedata") is not None):
         said = [element.get("alt", "")]
-    elif name == "drawing" and "blip" not in kinds:
-        said = [part.get("descr", "") for part in element.iter() if _local(part) == "docPr"]
-    else:
-        return ""
-    return " ".join(" ".join(said).split())
+    elif name == "drawing" and element.find("*/{*}docPr/{*}hlinkClick") is None:
+        said = list(_described(element))
+    lines = dict.fromkeys(" ".join(one.split()) for one in said)
+    return " ".join(f"![{_BRACKET.sub(_ESCAPED, line)}](<>)" for line in lines if line)
+
+
+_BRACKET, _ESCAPED = re.compile(r"[\[\]]"), r"\\\g<0>"
+
+
+def _described(element: Element) -> Iterator[str]:
+    """Yield what is said of a drawing and its parts, other than those that its boxes hold."""
+    for part in element:
+        name = local(part)
+        if name in ("docPr", "cNvPr"):
+            yield part.get("descr", "").strip() or part.get("title", "")
+        elif name != "txbxContent" and (name != "graphicData" or part.find("{*}pic") is None):
+            yield from _described(part)
 
 
 def _said(element: Element) -> str:
     """Return what a drawn title says, or what is chosen of a list."""
-    if _local(element) == "textpath":
+    if local(element) == "textpath":
         return element.get("string", "")
-    for choice in element.iter(f"{_W}ddList") if _local(element) == "fldChar" else ():
-        offered = [entry.get(_VAL, "") for entry in choice.iter(f"{_W}listEntry")]
+    for choice in element.iter(f"{W}ddList") if local(element) == "fldChar" else ():
+        offered = [entry.get(VAL, "") for entry in choice.iter(f"{W}listEntry")]
         chosen = _int(_value(choice, "result") or _value(choice, "default"))
         return "".join(offered[chosen : chosen + 1])
     return ""
 
 
-def _leave_codes(root: Element) -> None:
-    """Leave out the text in fields' codes, and the lists of choices that show beside them what is chosen."""
-    code: list[Element] | None = None  # of the outermost field whose result has not begun
-    fields: list[tuple[Element, list[Element] | None]] = []
-    for element in root.iter():
-        match element.get(f"{_W}fldCharType"):
-            case "begin":
-                fields.append((element, code))
-                code = [] if code is None else code
-            case "separate" if fields and fields[-1][1] is None:
-                for text in code or ():
-                    text.text = ""
-                code = None
-            case "end" if fields:
-                _, code = fields.pop()
-        if element.tag != f"{_W}t" or not fields:
-            continue
-        if code is not None:
-            code.append(element)
-        elif (begin := fields[-1][0]).find(f"{_W}ffData/{_W}ddList") is not None:
-            begin.clear()
-            begin.set(f"{_W}fldCharType", "begin")
-
-
 def _write_letters(root: Element) -> None:
     """Write letters and signs where Word names them by their places in a font."""
-    for run in root.iter(f"{_W}r"):
-        fonts = run.find(f"{_W}rPr/{_W}rFonts")
-        font = "" if fonts is None else fonts.get(f"{_W}hAnsi", fonts.get(f"{_W}ascii", ""))
+    for run in root.iter(f"{W}r"):
+        fonts = run.find(f"{W}rPr/{W}rFonts")
+        font = "" if fonts is None else fonts.get(f"{W}hAnsi", fonts.get(f"{W}ascii", ""))
         for part in run:
-            if part.tag == f"{_W}t":
+            if part.tag == f"{W}t":
                 part.text = in_letters(part.text or "", font)
-            elif part.tag == f"{_W}sym":
-                place = chr(int(part.get(f"{_W}char", "0"), 16))
-                text = in_letters(place, part.get(f"{_W}font", ""))
+            elif part.tag == f"{W}sym":
+                place = part.get(f"{W}char", "")
+                known = re.fullmatch("[0-9A-Fa-f]{1,4}", place)
+                text = in_letters(chr(int(place, 16)), part.get(f"{W}font", "")) if known else ""
                 if text.isprintable():  # else only that font has the sign
-                    part.tag, part.text = f"{_W}t", text
+                    part.tag, part.text = f"{W}t", text
 
 
 def in_letters(text: str, font: str) -> str:
@@ -240,77 +225,83 @@ def in_letters(text: str, font: str) -> str:
 _PLACES = re.compile("[\uf020-\uf0ff]")
 
 
+def _join_paragraphs(root: Element) -> None:
+    """Make one paragraph of those whose ends are deleted, or moved away, and the next."""
+    for around in [above for above in root.iter() if above.find(f"{W}p") is not None]:
+        kept: list[Element] = []
+        joined: list[Element] = []
+        for part in around:
+            if part.tag == f"{W}p":
+                joined.append(part)
+            if joined and (
+                len(part) if part.tag != f"{W}p" else not _goes_on(part)
+            ):  # or a mark between them
+                kept.append(_joined(joined))
+                joined = []
+            if part.tag != f"{W}p":
+                kept.append(part)
+        around[:] = [*kept, _joined(joined)] if joined else kept
+
+
+def _goes_on(paragraph: Element) -> bool:
+    ends = (paragraph.find(f"{W}pPr/{W}rPr/{W}{of}") for of in ("del", "moveFrom"))
+    return any(end is not None for end in ends)
+
+
+def _joined(paragraphs: list[Element]) -> Element:
+    """Return the last of these paragraphs with what is left of the others."""
+    last = paragraphs[-1]
+    begin = len(last.findall(f"{W}pPr"))
+    last[begin:begin] = [part for one in paragraphs[:-1] for part in one if part.tag != f"{W}pPr"]
+    if _goes_on(last):  # and no paragraph is there
+        for properties in last.findall(f"{W}pPr/{W}rPr"):
+            properties.clear()
+        if not any(len(part) for part in last if local(part) not in ("pPr", "del", "moveFrom")):
+            last.clear()
+    return last
+
+
 def _join_capitals(root: Element) -> None:
     """Put capitals that are let into paragraphs where these go on: each is a paragraph of its own."""
     for around in root.iter():
         moved = set[Element]()
         for above, paragraph in pairwise(around):
             if _is_let_in(above) and paragraph.tag == above.tag and not _is_let_in(paragraph):
-                begin = len(paragraph.findall(f"{_W}pPr"))
-                paragraph[begin:begin] = [part for part in above if part.tag != f"{_W}pPr"]
+                begin = len(paragraph.findall(f"{W}pPr"))
+                paragraph[begin:begin] = [part for part in above if part.tag != f"{W}pPr"]
                 moved.add(above)
         if moved:
             around[:] = [part for part in around if part not in moved]
 
 
 def _is_let_in(paragraph: Element) -> bool:
-    framed = paragraph.find(f"{_W}pPr/{_W}framePr") if paragraph.tag == f"{_W}p" else None
-    return framed is not None and framed.get(f"{_W}dropCap") in ("drop", "margin")
+    framed = paragraph.find(f"{W}pPr/{W}framePr") if paragraph.tag == f"{W}p" else None
+    return framed is not None and framed.get(f"{W}dropCap") in ("drop", "margin")
 
 
 def _in_tables(root: Element) -> set[Element]:
     """Return the paragraphs in tables of several cells: such a table has no place for lines of code."""
     found = set[Element]()
-    for table in root.iter(f"{_W}tbl"):
-        if table not in found and len(list(table.iter(f"{_W}tc"))) > 1:
-            found.update(table.iter(f"{_W}tbl"), table.iter(f"{_W}p"))
+    for table in root.iter(f"{W}tbl"):
+        if table not in found and len(list(table.iter(f"{W}tc"))) > 1:
+            found.update(table.iter(f"{W}tbl"), table.iter(f"{W}p"))
     return found
 
 
 def _has_text(element: Element) -> bool:
-    return next(element.iter(f"{_W}t"), None) is not None
-
-
-def formula(element: Any) -> str:
-    """Return a part of a formula of Office's as a line of text."""
-    name = _local(element)
-    if name == "t":
-        return element.text or ""
-    kinds = {_local(sign): next(iter(sign.attrib.values()), "") for about in element[:1] for sign in about}
-    parts = [text for part in element if MATH in part.tag and (text := formula(part))]
-    inner = (kinds.get("sepChr", "|") if name == "d" else _BETWEEN.get(name, "")).join(parts)
-    match name:
-        case "acc":
-            return f"{inner}{kinds.get('chr', _HAT)}"
-        case "d":
-            return f"{kinds.get('begChr', '(')}{inner}{kinds.get('endChr', ')')}"
-        case "nary":
-            return f"{kinds.get('chr', '∫')}{inner}"
-        case "rad":
-            degree = "".join(f"[{part}]" for part in parts[:-1])
-            return f"√{degree}({''.join(parts[-1:])})"
-        case "num" | "den" | "sup" | "sub" | "lim":
-            return _SIGNS[name] + (f"({inner})" if len(inner) > 1 else inner)
-    return inner
+    return any(next(element.iter(tag), None) is not None for tag in _SHOWN)
 
 
 def _run(text: str) -> Element:
-    run = Element(f"{_W}r")
+    run = Element(f"{W}r")
     run.append(_text(text))
     return run
 
 
 def _text(text: str) -> Element:
-    element = Element(f"{_W}t")
+    element = Element(f"{W}t")
     element.text = text
     return element
-
-
-def _sign(of: str) -> Element:
-    """Return the run that begins, parts or ends a field."""
-    run = Element(f"{_W}r")
-    ElementTree.SubElement(run, f"{_W}fldChar").set(f"{_W}fldCharType", of)
-    return run
 
 
 # -- the numbers of paragraphs -----------------------------------------------------------------------------
@@ -336,19 +327,19 @@ class _Numbers:
         self._counts: dict[str, dict[int, int]] = defaultdict(dict)
         links: dict[str, str] = {}
         for root in trees:
-            for style in root.iter(f"{_W}style"):
-                self._styles[style.get(f"{_W}styleId", "")] = style
-            for kind in root.iter(f"{_W}abstractNum"):
-                id = kind.get(f"{_W}abstractNumId", "")
-                self._levels[id] = dict(_level(one) for one in kind.iter(f"{_W}lvl"))
+            for style in root.iter(f"{W}style"):
+                self._styles[style.get(f"{W}styleId", "")] = style
+            for kind in root.iter(f"{W}abstractNum"):
+                id = kind.get(f"{W}abstractNumId", "")
+                self._levels[id] = dict(_level(one) for one in kind.iter(f"{W}lvl"))
                 links[id] = _value(kind, "numStyleLink")
-            for num in root.iter(f"{_W}num"):
-                id = num.get(f"{_W}numId", "")
+            for num in root.iter(f"{W}num"):
+                id = num.get(f"{W}numId", "")
                 self._kinds[id] = _value(num, "abstractNumId")
-                self._overrides[id] = dict(_level(one) for one in num.iter(f"{_W}lvl"))
+                self._overrides[id] = dict(_level(one) for one in num.iter(f"{W}lvl"))
                 starts = (
-                    (_int(one.get(f"{_W}ilvl")), _value(one, "startOverride"))
-                    for one in num.iter(f"{_W}lvlOverride")
+                    (_int(one.get(f"{W}ilvl")), _value(one, "startOverride"))
+                    for one in num.iter(f"{W}lvlOverride")
                 )
                 self._starts[id] = {place: _int(start) for place, start in starts if start}
         for id, kind_id in list(self._kinds.items()):
@@ -358,11 +349,11 @@ class _Numbers:
 
     def write(self, paragraph: Element) -> None:
         """Write a paragraph's number before its text, if it has one."""
-        properties, style = paragraph.find(f"{_W}pPr"), _value(paragraph, "pPr/pStyle")
+        properties, style = paragraph.find(f"{W}pPr"), _value(paragraph, "pPr/pStyle")
         num, place = self._of(paragraph, style)
         levels = self._of_list(num)
-        if properties is None or place not in levels or properties.find(f"{_W}rPr/{_W}del") is not None:
-            return  # the last is deleted
+        if properties is None or place not in levels:
+            return
         label = self._label(num, place, levels)
         if levels[place].format == "bullet":
             return
@@ -370,19 +361,19 @@ class _Numbers:
         heading = named is not None and _HEADING.fullmatch(_value(named, "name"))
         counted = _COUNTED.fullmatch(label)
         if not counted:  # no list of Markdown has such numbers
-            for given in properties.findall(f"{_W}numPr"):
+            for given in properties.findall(f"{W}numPr"):
                 properties.remove(given)
-            none = ElementTree.SubElement(properties, f"{_W}numPr")
+            none = ElementTree.SubElement(properties, f"{W}numPr")
             for name in ("ilvl", "numId"):
-                ElementTree.SubElement(none, f"{_W}{name}").set(_VAL, "0")
+                ElementTree.SubElement(none, f"{W}{name}").set(VAL, "0")
         if label:
             written = f"{_NUMBER}{counted[1]}{_NUMBER}" if counted and not heading else f"{label} "
             paragraph.insert(list(paragraph).index(properties) + 1, _run(written))
 
     def style_of_code(self, paragraph: Element) -> Element | None:
         """Return what gives a paragraph a style of code, if it has one."""
-        given = paragraph.find(f"{_W}pPr/{_W}pStyle")
-        named = None if given is None else self._styles.get(given.get(_VAL, ""))
+        given = paragraph.find(f"{W}pPr/{W}pStyle")
+        named = None if given is None else self._styles.get(given.get(VAL, ""))
         return given if named is not None and _value(named, "name").lower() in _CODE_STYLES else None
 
     def _of(self, paragraph: Element, style: str) -> tuple[str, int]:
@@ -421,8 +412,8 @@ class _Numbers:
 
 
 def _value(element: Element, path: str) -> str:
-    found = element.find("/".join(f"{_W}{name}" for name in path.split("/")))
-    return "" if found is None else found.get(_VAL, "")
+    found = element.find("/".join(f"{W}{name}" for name in path.split("/")))
+    return "" if found is None else found.get(VAL, "")
 
 
 def _int(written: str | None) -> int:
@@ -430,13 +421,13 @@ def _int(written: str | None) -> int:
 
 
 def _level(element: Element) -> tuple[int, _Level]:
-    place = _int(element.get(f"{_W}ilvl"))
-    legal = element.find(f"{_W}isLgl") is not None
-    text = element.find(f"{_W}lvlText")
+    place = _int(element.get(f"{W}ilvl"))
+    legal = element.find(f"{W}isLgl") is not None
+    text = element.find(f"{W}lvlText")
     return place, _Level(
         _int(_value(element, "start") or "1"),
         _value(element, "numFmt") or "decimal",
-        f"%{place + 1}." if text is None else text.get(_VAL, ""),
+        f"%{place + 1}." if text is None else text.get(VAL, ""),
         _value(element, "pStyle"),
         legal,
     )
