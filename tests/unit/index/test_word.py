@@ -36,6 +36,8 @@ BEGIN, SEPARATE, END = (
     f"<w:r><w:fldChar w:fldCharType='{kind}'/></w:r>" for kind in ("begin", "separate", "end")
 )
 CHOICE = f'<mc:Choice Requires="wps">{SHAPE}</mc:Choice>'
+OTHER = f"<mc:AlternateContent {FORMS}><mc:Choice Requires='w16se'/><mc:Fallback>{{}}</mc:Fallback>"
+OTHER += "</mc:AlternateContent>"
 
 
 @pytest.mark.parametrize(
@@ -51,6 +53,8 @@ CHOICE = f'<mc:Choice Requires="wps">{SHAPE}</mc:Choice>'
         f"<w:r><mc:AlternateContent {FORMS}>{CHOICE}<mc:Fallback/></mc:AlternateContent></w:r>",
         f"<w:r><mc:AlternateContent {FORMS}>{CHOICE}<mc:Fallback>{OLD_SHAPE}</mc:Fallback>"
         "</mc:AlternateContent></w:r>",
+        f"<w:r>{OTHER.format('<w:t>boxed</w:t>')}</w:r>",
+        OTHER.format(run("bo") + run("xed")),
     ],
 )
 @pytest.mark.parametrize("part", ["document", "footnotes"])
@@ -68,6 +72,106 @@ def test_what_word_shows_as_deleted_is_left_out() -> None:
     moved = f"<w:moveFrom w:id='1'>{run('moved')}</w:moveFrom>"
     deleted = "<w:del w:id='2'><w:r><w:delText>gone</w:delText></w:r></w:del>"
     assert read_archive(docx(f"<w:p>{run('kept')}{moved}{deleted}</w:p>")).text == "kept"
+
+
+@pytest.mark.parametrize("mark", ["del", "moveFrom"])
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ("{first}{second}", "firstsecond"),
+        ("{first}<w:bookmarkStart w:id='1' w:name='m'/>{second}", "firstsecond"),
+        ("{first}{first}{second}", "firstfirstsecond"),
+        ("{second}{first}", "second\n\nfirst"),
+        ("{first}<w:tbl><w:tr><w:tc>{second}</w:tc></w:tr></w:tbl>", "first\n\n| second |\n| --- |"),
+        (
+            "<w:tbl><w:tr><w:tc>{first}</w:tc><w:tc>{second}</w:tc></w:tr></w:tbl>",
+            "| first | second |\n| --- | --- |",
+        ),
+        ("{listed}{listed}{second}", "1. c\n2. c\n\nsecond"),
+        ("{listed}{gone}{listed}", "1. c\n2. c"),
+        ("{listed}{gone}<w:tbl/>{listed}", "1. c\n\n2) c"),
+    ],
+)
+def test_paragraph_whose_end_is_deleted_goes_on_in_the_next_if_one_is_there(
+    body: str, text: str, mark: str
+) -> None:
+    def ended(paragraph: str) -> str:
+        return paragraph.replace("</w:pPr>", f"<w:rPr><w:{mark} w:id='5'/></w:rPr></w:pPr>")
+
+    moved = f"<w:moveFrom w:id='6'>{run('moved')}</w:moveFrom>"
+    listed = paragraph("c", number=1)
+    shown = body.format(
+        first=ended(paragraph("first")),
+        second=paragraph("second"),
+        listed=listed,
+        gone=ended(listed).replace(run("c"), moved),
+    )
+    assert read_archive(docx(shown)).text == text
+
+
+def test_note_whose_sign_stands_alone_in_a_direction_or_field_is_kept() -> None:
+    sign = "<w:r><w:footnoteReference w:id='2'/></w:r>"
+    for around in (f"<w:bdo>{sign}</w:bdo>", f"<w:fldSimple w:instr='x'>{sign}</w:fldSimple>"):
+        assert read_archive(docx(f"<w:p>{run('kept')}{around}</w:p>")).text.endswith("1. below")
+
+
+@pytest.mark.parametrize(
+    ("code", "link"),
+    [
+        (r'HYPERLINK "http://x.test/a" \o "Tip" \t "_blank"', "http://x.test/a"),
+        (r'HYPERLINK \m \o "Tip" "http://x.test/a" \l "s2"', "http://x.test/a#s2"),
+        (r"HYPERLINK http://x.test/a \h", "http://x.test/a"),
+        (r'HYPERLINK "\\\\host\\b7.pdf"', r"\\\\host\\b7.pdf"),  # as Markdown writes it
+        (r'HYPERLINK \l "s2" \o "Tip"', ""),
+    ],
+)
+def test_link_of_a_field_leads_where_its_switches_say(code: str, link: str) -> None:
+    begun = f"{BEGIN}<w:r><w:instrText>{code[:9]}</w:instrText><w:instrText>{code[9:]}</w:instrText></w:r>"
+    simple = f"<w:fldSimple w:instr='{code}'>{run('form')}</w:fldSimple>"
+    for written in (simple, f"{begun}{SEPARATE}{run('form')}{END}"):
+        shown = f"[form]({link})" if link else "[form](#s2)"
+        assert read_archive(docx(f"<w:p>{written}</w:p>")).text == shown
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        (r"EQ \f(1,2)", "1/2"),
+        (r'EQ \* jc2 \* "Font:MS Mincho" \o\ad(\s\up 9(かん),漢)', "漢(かん)"),
+        ("MACROBUTTON NoMacro [Click here]", "[Click here]"),
+        ('XE "cranes"', ""),
+    ],
+)
+def test_field_without_a_result_shows_its_equation_or_button(code: str, text: str) -> None:
+    written = f"{run('so ')}{BEGIN}<w:r><w:instrText> {code} </w:instrText></w:r>"
+    for rest in (END, SEPARATE + END):
+        assert read_archive(docx(f"<w:p>{written}{rest}</w:p>")).text == f"so {text}".strip()
+    assert read_archive(docx(f"<w:p>{written}{SEPARATE}{run('x')}{END}</w:p>")).text == "so x"
+
+
+def said(kind: str, of: str, inside: str = "") -> str:
+    return f"<x:{kind} xmlns:x='x' descr='{of}'/>{inside}"
+
+
+@pytest.mark.parametrize(
+    ("inside", "text"),
+    [
+        (said("docPr", "site", said("cNvPr", "pump") + said("cNvPr", "site")), "![site](<>) ![pump](<>)"),
+        (said("docPr", "site", f"<wpg>{BOX}</wpg>"), "![site](<>)\n\nboxed"),
+        (said("docPr", "[a]\n b"), r"![\[a\] b](<>)"),
+        (
+            "<w:txbxContent><w:p><w:r><w:drawing>" + said("docPr", "pump") + "</w:drawing></w:r></w:p>"
+            "</w:txbxContent>",
+            "![pump](<>)",
+        ),
+    ],
+)
+def test_descriptions_of_groups_and_in_boxes_are_kept_once(inside: str, text: str) -> None:
+    drawing = f"<w:drawing><wp:anchor xmlns:wp='wp'>{inside}</wp:anchor></w:drawing>"
+    forms = f"<mc:AlternateContent {FORMS}><mc:Choice Requires='wpg'>{drawing}</mc:Choice>"
+    forms += f"<mc:Fallback><w:pict><v:shape {V} alt='x'/></w:pict></mc:Fallback></mc:AlternateContent>"
+    for written in (drawing, forms):
+        assert read_archive(docx(f"<w:p><w:r>{written}</w:r></w:p>")).text == text
 
 
 def test_broken_part_that_nobody_needs_costs_no_text() -> None:
@@ -116,7 +220,10 @@ def test_signs_of_fonts_in_word_are_letters() -> None:
         (f"{run('5 ')}{greek}{run('m')}", "5 μm"),
         ("<w:r><w:sym w:font='Symbol' w:char='f061'/></w:r>", "α"),
         ("<w:r><w:sym w:font='MS Gothic' w:char='2612'/></w:r>", "☒"),
-        (f"<w:r><w:sym w:font='House Signs' w:char='F061'/></w:r>{run('kept')}", "kept"),
+        *(
+            (f"<w:r><w:sym w:font='House Signs'{place}/></w:r>{run('kept')}", "kept")
+            for place in (" w:char='F061'", " w:char=''", " w:char='FFFFFFFF'", "")
+        ),
     ):
         assert read_archive(docx(f"<w:p>{written}</w:p>")).text == text
 
@@ -199,6 +306,14 @@ def test_formula_of_word_is_a_line_of_text() -> None:
         ("<m:d><m:e>{a}</m:e><m:e>{b}</m:e></m:d>", "(a|b)"),
         ("<m:func><m:fName>{sin}</m:fName><m:e>{x}</m:e></m:func>", "sin x"),
         ("<m:limLow><m:e>{lim}</m:e><m:lim>{n→∞}</m:lim></m:limLow>", "lim_(n→∞)"),
+        ("{y}<w:ins>{=x}</w:ins><w:del>{=z}</w:del>", "y=x"),
+        (
+            "<m:oMathPara><m:oMath>{a}<m:r><w:br/></m:r>{b}</m:oMath><m:oMath>{c}</m:oMath></m:oMathPara>",
+            "a; b; c",
+        ),
+        ("<m:nary><m:sub>{i}</m:sub><m:sup>{n}</m:sup><m:e>{i}</m:e></m:nary>", "∫_i^n i"),
+        ('<m:groupChr><m:groupChrPr><m:chr m:val="→"/></m:groupChrPr><m:e>{9}</m:e></m:groupChr>', "→(9)"),
+        ('<m:bar><m:barPr><m:pos m:val="top"/></m:barPr><m:e>{A}</m:e></m:bar>', "A\u0305"),
         ('<m:acc><m:accPr><m:chr m:val="\u0307"/></m:accPr><m:e>{x}</m:e></m:acc>', "x\u0307"),
     ],
 )
