@@ -38,11 +38,11 @@ def leave_codes(root: Element) -> None:
             case "end" if fields:
                 ended = fields.pop()
                 code = ended.around
+                if code is None and not ended.has_result and (shown := _shown(_text_of(ended.codes))):
+                    _write(ended.codes, shown)
+                    ended.codes[0].tag, ended.has_result = _T, True
                 if ended.has_result and fields:
                     fields[-1].has_result = True
-                elif not ended.has_result and (shown := _shown(_text_of(ended.codes))):
-                    _write(ended.codes, shown)
-                    ended.codes[0].tag = _T
         if not fields:
             continue
         if element.tag == _CODE:
@@ -79,7 +79,7 @@ def _write(codes: list[Element], text: str) -> None:
 
 
 _LINK = re.compile(r"\s*HYPERLINK\b")
-_WORDS = re.compile(r'\\([a-z])|"((?:\\.|[^"\\])*+)"|([^\s"\\]\S*)', re.I)
+_WORDS = re.compile(r'\\([a-z])|"((?:\\.|[^"\\])*+)"?|([^\s"\\]\S*)', re.I)
 
 
 def address(code: str) -> str:
@@ -102,7 +102,7 @@ def address(code: str) -> str:
 _BUTTON = re.compile(r"\s*(?:MACRO|GOTO)BUTTON\s+\S+\s+(.*)", re.S)
 _EQUATION = re.compile(r"\s*EQ\s(.*)", re.S)
 _FRACTION = re.compile(r"\\f\s*\(([^(),;]*)[,;]([^(),;]*)\)", re.I)
-_READING = re.compile(r"\\o(?:\\a\w)?\s*\(\\s\\up\s*\d*\s*\(([^()]*)\)[,;]([^(),;]*)\)", re.I)
+_READING = re.compile(r"\\o(?:\\a\w)?\s*\(\\s\\up\s*(?:\d+\s*)?\(([^()]*)\)[,;]([^(),;]*)\)", re.I)
 _SWITCH = re.compile(r'\\\*\s*(?:"[^"]*"|\S+)|\\[a-z]+\s*\d*', re.I)
 
 

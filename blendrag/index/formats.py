@@ -137,23 +137,46 @@ _NO_NOTES = ("/Link", "/Popup", "/Widget")  # whose contents say what they are, 
 
 
 def _fields(document: PdfReader) -> Iterator[str]:
-    """Yield what was filled into a form: no page's text has it."""
+    """Yield what was filled into a form: no page's text has it. Some forms do not list all their fields."""
+    from pypdf.generic import Field
+
+    listed = set[str]()
     with contextlib.suppress(Exception):  # pypdf fails in its own ways at forms that it does not know
         for name, field in (document.get_fields() or {}).items():
-            value = field.get("/V")
-            if field.get("/FT") in ("/Tx", "/Ch", "/Btn") and value not in (None, "", "/Off"):
-                said = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-                said = said.removeprefix("/") if field["/FT"] == "/Btn" else said
-                yield f"{field.get('/TU') or field.get('/T', name)}: {said}"
+            if line := _filled(field, name):
+                listed.add(line)
+                yield line
+    with contextlib.suppress(Exception):
+        for note in (note.get_object() for page in document.pages for note in page.annotations or ()):
+            widget = Field(note) if note.get("/Subtype") == "/Widget" and "/T" in note else {}
+            if (line := _filled(widget)) and line not in listed:
+                yield line
+
+
+def _filled(field: Any, name: str = "") -> str:
+    """Return what was filled into a field, as it is shown, if anything was."""
+    value, kind = field.get("/V"), field.get("/FT")
+    if kind not in ("/Tx", "/Ch", "/Btn") or value in (None, "", "/Off"):
+        return ""
+    shown: dict[str, str] = {}
+    for place, option in enumerate(field.get("/Opt") or ()):
+        known = option.get_object()
+        value_of, words = known if isinstance(known, list) else (place if kind == "/Btn" else known, known)
+        shown[str(value_of)] = str(words)
+    values = [str(one) for one in (value if isinstance(value, list) else [value])]
+    if kind == "/Btn":
+        values = [one.removeprefix("/") for one in values]
+    said = "\n".join(", ".join(shown.get(one, one) for one in values).splitlines())
+    return f"{field.get('/TU') or field.get('/T', name)}: {said}"
 
 
 _PARTED = re.compile("\u00ad\\s*\n")  # a word
 _HYPHEN = re.compile("\u00ad(?!\\s*\n)")  # as some fonts write it, at lines' ends, too
-_LETTERS = {0: None, 0xAD: "-"} | {
+_LETTERS = {0: None, 0x7F: "\u2022", 0xAD: "-"} | {
     place: unicodedata.normalize("NFKC", chr(place)) for place in range(0xFB00, 0xFB07)
 }
 """Letters by the signs that typesetting has for several, which nobody searches for; nor for zeros, of fonts
-without names for their letters."""
+without names for their letters. Windows has the bullet where others end a text."""
 
 
 def read_html(data: bytes) -> Content:

@@ -48,35 +48,32 @@ def _of_cells(archive: zipfile.ZipFile) -> io.BytesIO:
     names = set(archive.namelist())
     books = (part.target for part in _related(archive, "").values() if part.kind == "officeDocument")
     path = _path("", next(books, "xl/workbook.xml"))
+    related = {id: (part.kind, _path(path, part.target)) for id, part in _related(archive, path).items()}
+    of = {kind: target for kind, target in related.values() if target in names}
     parts: dict[str, str | bytes] = {"xl/sharedStrings.xml": f'<sst xmlns="{_MAIN}"/>'}
-    of_sheets: dict[str, str] = {}
-    for id, part in _related(archive, path).items():
-        target = _path(path, part.target)
-        if target not in names:
-            continue
-        if part.kind == "sharedStrings":
-            parts["xl/sharedStrings.xml"] = archive.read(target)
-        elif part.kind == "styles":
-            with contextlib.suppress(ElementTree.ParseError):  # numbers are there without them
-                parts["xl/styles.xml"] = _formats(archive.read(target))
-        elif part.kind.lower().endswith("sheet") and part.kind != "chartsheet":
-            parts[target] = _cells(archive.read(target))
-            of_sheets[id] = target
+    if (strings := of.get("sharedStrings", "xl/sharedstrings.xml")) in names:
+        parts["xl/sharedStrings.xml"] = archive.read(strings)
+    if (styles := of.get("styles", "xl/styles.xml")) in names:
+        with contextlib.suppress(ElementTree.ParseError):  # numbers are there without them
+            parts["xl/styles.xml"] = _formats(archive.read(styles))
     book = ElementTree.fromstring(archive.read(path))
     since = next((one.get("date1904", "0") for one in book.iter(f"{{{_MAIN}}}workbookPr")), "0")
-    sheets = related = ""
+    sheets = targets = ""
     for place, sheet in enumerate(book.iter(f"{{{_MAIN}}}sheet")):
-        if (id := sheet.get(f"{{{_OFFICE}}}id", "")) in of_sheets:
-            title, target = quoteattr(sheet.get("name", "")), quoteattr(f"/{of_sheets[id]}")
-            sheets += f'<sheet name={title} sheetId="{place}" r:id="r{place}"/>'
-            related += f'<Relationship Id="r{place}" Type="{_OFFICE}/worksheet" Target={target}/>'
+        kind, target = related.get(sheet.get(f"{{{_OFFICE}}}id", ""), ("", ""))
+        if target in names and kind != "chartsheet":
+            parts[target] = _cells(archive.read(target))
+            sheets += f'<sheet name={quoteattr(sheet.get("name", ""))} sheetId="{place}" r:id="r{place}"/>'
+            targets += (
+                f'<Relationship Id="r{place}" Type="{_OFFICE}/worksheet" Target={quoteattr(f"/{target}")}/>'
+            )
     parts["[Content_Types].xml"] = _TYPES
     parts["xl/workbook.xml"] = (
         f'<workbook xmlns="{_MAIN}" xmlns:r="{_OFFICE}"><workbookPr date1904={quoteattr(since)}/>'
         f"<sheets>{sheets}</sheets></workbook>"
     )
     parts["xl/_rels/workbook.xml.rels"] = (
-        f'<Relationships xmlns="{_PACKAGE}/relationships">{related}</Relationships>'
+        f'<Relationships xmlns="{_PACKAGE}/relationships">{targets}</Relationships>'
     )
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as written:
@@ -87,19 +84,18 @@ def _of_cells(archive: zipfile.ZipFile) -> io.BytesIO:
 
 _ROOT = re.compile(rb"<((?:\w+:)?\w+)(?:\s[^<>]*)?>")
 _DATA = re.compile(rb"<((?:\w+:)?)sheetData\b[^<>]*>")
+_END = re.compile(rb"sheetData(?:\s[^<>]*)?/>|/(?:\w+:)?sheetData\s*>")
 
 
 def _cells(page: bytes) -> bytes:
     """Return a sheet without what stands around its cells."""
     root, begin = _ROOT.search(page), _DATA.search(page)
-    if not root or not begin:
+    if not root or not begin or not (end := _END.search(page, begin.start())):
         return page
-    end = begin.end() if begin[0].endswith(b"/>") else page.find(_END, begin.end()) + len(_END)
     size = b'<%bdimension ref="A1"/>' % begin[1]  # else openpyxl reads all the cells to find it
-    return b"%b%b%b</%b>" % (page[: root.end()], size, page[begin.start() : end], root[1])
+    return b"%b%b%b</%b>" % (page[: root.end()], size, page[begin.start() : end.end()], root[1])
 
 
-_END = b"sheetData>"
 _DATES = {*map(str, (*range(27, 37), *range(50, 59)))}  # formats of East Asia that openpyxl does not know
 _DATE = "14"
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from importlib.metadata import distributions
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -188,36 +189,42 @@ def test_scan_without_text_is_refused() -> None:
         content(pdf(), ".pdf")
 
 
-def test_word_of_a_pdf_is_found_that_was_set_with_a_sign_for_two_letters() -> None:
+def test_word_or_sign_of_a_pdf_is_found_that_was_set_otherwise() -> None:
     assert content(pdf("Of\xaece"), ".pdf").text == "Office"
+    assert content(pdf("\\177 close", encoding="WinAnsiEncoding"), ".pdf").text == "\u2022 close"
 
 
-def test_what_was_filled_into_a_form_is_kept() -> None:
+def test_what_was_filled_into_a_form_is_kept_as_it_is_shown() -> None:
     from pypdf import PdfReader, PdfWriter
     from pypdf.generic import ArrayObject, DictionaryObject, NameObject, TextStringObject
 
+    def field(kind: str, name: str, value: Any, **more: Any) -> Any:
+        said = {"T": TextStringObject(name), "FT": NameObject(kind), "V": value, **more}
+        one = DictionaryObject({NameObject(f"/{key}"): given for key, given in said.items()})
+        return writer._add_object(one)
+
+    def texts(*texts: str) -> ArrayObject:
+        return ArrayObject(map(TextStringObject, texts))
+
     writer = PdfWriter(clone_from=PdfReader(io.BytesIO(pdf("Name:"))))
-    field = DictionaryObject(
-        {NameObject("/FT"): NameObject("/Tx"), NameObject("/T"): TextStringObject("name")}
-    )
-    field[NameObject("/V")] = TextStringObject("Anna Berg")
-    box, open_box = (
-        DictionaryObject(
-            {
-                NameObject("/FT"): NameObject("/Btn"),
-                NameObject("/T"): TextStringObject(f"c{value}"),
-                NameObject("/TU"): TextStringObject("agrees"),
-                NameObject("/V"): NameObject(value),
-            }
+    agrees, widget = TextStringObject("agrees"), NameObject("/Widget")
+    listed = field("/Tx", "name", TextStringObject("Anna\rBerg"), Subtype=widget)
+    fields = ArrayObject(
+        (
+            listed,
+            *(field("/Btn", f"c{value}", NameObject(value), TU=agrees) for value in ("/Yes", "/Off")),
+            field("/Btn", "by", NameObject("/1"), Opt=texts("road", "rail")),
+            field("/Ch", "in", TextStringObject("DE"), Opt=ArrayObject([texts("DE", "Germany")])),
+            field("/Ch", "of", texts("a", "b"), Opt=texts("a", "b")),
         )
-        for value in ("/Yes", "/Off")
     )
-    fields = ArrayObject([writer._add_object(one) for one in (field, box, open_box)])
-    form = DictionaryObject({NameObject("/Fields"): fields})
-    writer.root_object[NameObject("/AcroForm")] = form
+    writer.root_object[NameObject("/AcroForm")] = DictionaryObject({NameObject("/Fields"): fields})
+    unlisted = field("/Tx", "load", TextStringObject("40 t"), Subtype=widget)
+    writer.pages[0][NameObject("/Annots")] = ArrayObject((listed, unlisted))
     file = io.BytesIO()
     writer.write(file)
-    assert content(file.getvalue(), ".pdf").text == "Name:\n\nname: Anna Berg\nagrees: Yes"
+    filled = "name: Anna\nBerg\nagrees: Yes\nby: rail\nin: Germany\nof: a, b\nload: 40 t"
+    assert content(file.getvalue(), ".pdf").text == f"Name:\n\n{filled}"
 
 
 def test_link_on_a_scan_makes_no_text_of_it() -> None:
