@@ -36,7 +36,6 @@ _READ = frozenset(
 _SHOWN = tuple(f"{W}{name}" for name in ("t", "footnoteReference", "endnoteReference", "commentReference"))
 _BREAK, _READING = f"{W}br", f"{W}rt"
 _SAME = {f"{W}cr": _BREAK, f"{W}dstrike": f"{W}strike", f"{W}ptab": f"{W}tab"}
-_NONE = f"{W}none"
 
 # No character of any text. It stands around the number of an item in a list.
 _NUMBER = "\ufdd1"
@@ -111,7 +110,7 @@ def _cut(root: Element, targets: bytes, notes: Collection[tuple[str, str | None]
                 del element.attrib[name]
         of, reference, _ = local(element).partition("Reference")
         if reference and (of, element.get(_ID)) not in notes:
-            element.tag = _NONE
+            element.tag = f"{W}none"
 
 
 # -- what mammoth would pass over --------------------------------------------------------------------------
@@ -231,11 +230,10 @@ def _join_paragraphs(root: Element) -> None:
         kept: list[Element] = []
         joined: list[Element] = []
         for part in around:
+            ends = not _goes_on(part) if part.tag == f"{W}p" else len(part) > 0  # or it is a mark
             if part.tag == f"{W}p":
                 joined.append(part)
-            if joined and (
-                len(part) if part.tag != f"{W}p" else not _goes_on(part)
-            ):  # or a mark between them
+            if joined and ends:
                 kept.append(_joined(joined))
                 joined = []
             if part.tag != f"{W}p":
