@@ -132,6 +132,10 @@ class Schemas:
             for keyword, value in schema.items()
             if keyword not in _NAMES and (value is not None or keyword in _NULLABLE)
         }
+        if kept.get("not") in ({}, True):  # as Zod says that there is nothing
+            return False
+        if kept.pop("nullable", False) is True:  # of OpenAPI 3.0
+            kept = {"anyOf": [kept, {"type": "null"}]}
         made = _without_idle(_mapped(kept, lambda _, inner: self._resolved(inner, resolver)))
         if isinstance(made.get("$ref"), str):
             made["$ref"] = f"#/$defs/{self._name(made['$ref'], resolver.lookup(made['$ref']))}"
@@ -194,14 +198,12 @@ class Schemas:
 def _without_idle(schema: dict[str, Any]) -> dict[str, Any]:
     """Return the schema without keywords that say nothing, or in words that a grammar knows."""
     made = dict(schema)
+    if isinstance(made.get("type"), str):
+        made["type"] = made["type"].lower()  # Gemini's are in capitals
     if made.get("uniqueItems") is False:
         del made["uniqueItems"]
     if made.get("propertyNames") in (True, {}, {"type": "string"}):
         del made["propertyNames"]
-    if made.get("nullable") is True and isinstance(made.get("type"), str):  # of OpenAPI 3.0
-        made["type"] = [made["type"], "null"]
-        if None not in made.get("enum", [None]):
-            made["enum"] = [*made["enum"], None]
     if "unevaluatedProperties" in made and not made.keys() & _EVALUATING:
         made.setdefault("additionalProperties", made.pop("unevaluatedProperties"))
     return made

@@ -108,6 +108,7 @@ def test_format_that_only_readers_know_is_dropped(kind: str) -> None:
         ({"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}]}}}, "no end"),
         ({"type": "array", "items": {"$ref": "#"}, "minItems": 1}, "no end"),
         ({"not": {"type": "string"}}, "not"),
+        ({"not": {}}, "no JSON schema"),
         ({"type": "array", "uniqueItems": True}, "uniqueItems"),
         ({"type": "strnig"}, "strnig"),
         ({"properties": 3}, "properties"),
@@ -283,6 +284,7 @@ def test_what_is_no_schema_is_refused_or_taken(schema: dict[str, Any]) -> None:
         ({"type": "object", "properties": {"a": {}}, "unevaluatedProperties": False}, {"a": 1}, {"b": 1}),
         ({"type": "integer", "minimum": -(2**63), "maximum": 2**64}, 7, "a"),
         ({"type": "number", "minimum": -1.7976931348623157e308, "exclusiveMaximum": 1e300}, 7.5, "a"),
+        ({"type": "object", "properties": {"a": {}, "b": {"not": {}}}}, {"a": 1}, {"b": 1}),
     ],
 )
 def test_keyword_that_says_nothing_refuses_no_schema(schema: dict[str, Any], right: Any, wrong: Any) -> None:
@@ -290,9 +292,20 @@ def test_keyword_that_says_nothing_refuses_no_schema(schema: dict[str, Any], rig
     assert held(grammar, json.dumps({"x": right})) and not held(grammar, json.dumps({"x": wrong}))
 
 
-@pytest.mark.parametrize("more", [{}, {"enum": ["a"]}, {"enum": ["a", None]}])
-def test_value_that_openapi_calls_nullable_may_be_null(more: dict[str, Any]) -> None:
-    schema: Any = {"type": "object", "properties": {"x": {"type": "string", **more}}, "required": ["x"]}
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"type": "string"},
+        {"type": "STRING"},
+        {"type": "string", "enum": ["a"]},
+        {"enum": ["a"]},
+        {"$ref": "#/$defs/a"},
+        {"allOf": [{"$ref": "#/$defs/a"}]},
+    ],
+)
+def test_value_that_openapi_calls_nullable_may_be_null(value: dict[str, Any]) -> None:
+    schema: Any = {"type": "object", "properties": {"x": value}, "required": ["x"]}
+    schema["$defs"] = {"a": {"type": "string"}}
     assert not held(json_grammar(schema, 100), '{"x": null}')
     schema["properties"]["x"]["nullable"] = True
     grammar = json_grammar(schema, 100)
