@@ -93,10 +93,23 @@ def _plain(message: BaseMessage, left_out: Counter[str]) -> dict[str, Any]:
         if thought := _thinking_of(message):
             plain["reasoning_content"] = thought
     if isinstance(message, ToolMessage):
+        if not text and _is_data(message.content):
+            plain["content"] = json.dumps(message.content, ensure_ascii=False, default=str)
+            left_out.clear()
         plain["tool_call_id"] = message.tool_call_id
     if message.name:
         plain["name"] = message.name
     return plain
+
+
+def _is_data(content: Any) -> bool:
+    """Return whether what a tool gave is plain data: no blocks of any provider, nor pictures of Bedrock's."""
+    return isinstance(content, list) and all(
+        isinstance(one, Mapping)
+        and "type" not in one
+        and not (is_media(kind_of(one)) and isinstance(one[kind_of(one)], Mapping))
+        for one in content or [None]
+    )
 
 
 def _thinking_of(message: AIMessage) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import warnings
 from typing import Any
 
@@ -138,6 +139,12 @@ def test_parts_that_are_given_stay_apart_and_those_of_an_answer_are_one_text(mak
     parts = [{"type": "text", "text": one} for one in ("Turku", "Oulu", " 12", "34\n", "5")]
     assert content_of(make(parts)) == f"Turku{between}Oulu 12{between}34\n5"
     assert content_of(make([{"type": "tool_result", "content": parts[:2]}])) == f"Turku{between}Oulu"
+
+
+@pytest.mark.filterwarnings(f"error::{BlendragWarning.__module__}.BlendragWarning")
+def test_data_of_a_tool_is_written_as_json() -> None:
+    rows = [{"title": "Å", "url": "a.example"}, {"file": "a.py", "line": 3}, {"a": {"b": None}}]
+    assert content_of(ToolMessage(rows, tool_call_id="1")) == json.dumps(rows, ensure_ascii=False)
 
 
 @pytest.mark.parametrize("between", [{"functionCall": {"name": "f"}}, {"type": "tool_use", "id": "1"}])
