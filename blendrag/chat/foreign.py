@@ -112,8 +112,8 @@ def call_options(*given: Mapping[str, Any], also: Iterable[str] = ()) -> dict[st
 def request_options(options: Mapping[str, Any]) -> RequestOptions:
     """Return what :func:`call_options` gave as a request takes it. Raises ConfigError for a wrong value."""
     asked: Any = {name: options[name] for name in _OURS if name in options}
-    wanted = options.get("logprobs")  # some say whether, and beside it how many
-    asked["logprobs"] = options.get("top_logprobs") or (int(wanted) if wanted else None)
+    wanted, top = options.get("logprobs"), options.get("top_logprobs")  # some say whether, and how many
+    asked["logprobs"] = top or (None if not wanted else int(wanted) if top is None else top)
     if "tool_choice" in options:
         asked["tool_choice"] = tool_choice(options["tool_choice"])
     asked |= _answer_format(options.get("response_format"), options.get("structured_outputs"))

@@ -80,6 +80,8 @@ OPTIONS: list[tuple[dict[str, Any], Callable[[Any], Any], Any]] = [
     ({"max_completion_tokens": 3}, lambda s: s.max_tokens, 3),
     ({"logprobs": True}, lambda s: s.logprobs, 1),
     ({"logprobs": True, "top_logprobs": 4}, lambda s: s.logprobs, 4),
+    ({"logprobs": True, "top_logprobs": 0}, lambda s: s.logprobs, 0),
+    ({"top_logprobs": 0}, lambda s: s.logprobs, None),
     ({"logprobs": False}, lambda s: s.logprobs, None),
     ({"extra_body": {"top_k": 3, "max_tokens": 4}}, lambda s: (s.other, s.max_tokens), ({"top_k": 3}, 4)),
     (NESTED, lambda s: (s.seed, s.other), (5, {"min_p": 0.2})),
