@@ -1,7 +1,7 @@
 """Calls in answers: where a call may begin, and how calls are read.
 
-A model's own notation is read by vLLM's parser for it. What that finds nothing in, and the answer of a model
-without one, is read as Hermes models write calls: JSON between ``<tool_call>`` tags; or JSON alone.
+JSON is read as Hermes models write calls, between ``<tool_call>`` tags or behind another family's mark; or
+alone. Any other notation is read by vLLM's parser for it.
 """
 
 from __future__ import annotations
@@ -9,19 +9,26 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from blendrag.chat.request import ChatRequest
 from blendrag.engine.client.tool_parser import ToolParser
+from blendrag.errors import ConfigError
+from blendrag.text import plain
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _JSON = json.JSONDecoder(strict=False)  # models write line ends into strings as they are
-_BEGIN = re.compile(r"\s*(?=[{\[])")
-_BEGUN = re.compile(r'\s*\[?\s*{\s*"name"\s*:\s*"([^"]*)"')
-_END = re.compile(rf"[\s}}\]]*(?:{CLOSE})?")  # small models close once more than they opened
-_REST = re.compile(rf"(.*?)(?:{CLOSE}|(?={OPEN})|\Z)", re.DOTALL)
+_BEGIN = re.compile(r"[\s,;\[\]}]*(?={)")  # of a call, also in a list; small models close it once too often
+_BEGUN = re.compile(
+    r'[\s\[]*{\s*(?:"type"\s*:\s*"function"\s*,\s*"function"\s*:\s*{\s*)?"name"\s*:\s*"([^"]*)"'
+    r"|\s*\[\s*(\w+)\("
+)
+# What begins otherwise is no call without a mark: JSON, or Python's.
+_MAYBE = re.compile(r'[\s,;\[\]}]*(?:{\s*(?:"|\Z)|\Z)|\s*\[\s*[\w.]*(?:\(|\Z)')
+_FOLLOWED = r"(?=\s*(?:[{\[<'\"`]|\Z))"  # by words, if prose only mentions the tag
+_ARGUMENTS = ("arguments", "parameters", "args", "input")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,34 +61,42 @@ def visible(text: str, request: ChatRequest, parser: ToolParser | None = None) -
     """Return the beginning of an unfinished answer that is certainly text, and no part of a call."""
     if not request.offered or (parser is not None and parser.apart):
         return text
-    marks = (OPEN,) if parser is None else parser.marks
-    if request.forced or marks is None or text.lstrip()[:1] in ("{", "[", ""):
+    if request.forced or (parser is not None and parser.marks is None) or _MAYBE.match(text):
         return ""
-    marks = (*marks, *(parser.perhaps if parser else ()))
-    before = _before(text, marks)
-    if len(before) < len(text):
-        return before
+    if begin := _marks(parser, *(parser.perhaps if parser else ())).search(text):
+        return text[: begin.start()]
+    marks = (OPEN,) if parser is None else (*(parser.marks or ()), *parser.perhaps)
     held = (n for mark in marks for n in range(len(mark) - 1, 0, -1) if text.endswith(mark[:n]))
     return text[: len(text) - max(held, default=0)]
 
 
-def _before(text: str, marks: Iterable[str]) -> str:
-    """Return what stands in a text before the first of the marks."""
-    return text[: min((text.index(mark) for mark in marks if mark in text), default=len(text))]
+def _marks(parser: ToolParser | None, *more: str) -> re.Pattern[str]:
+    """Return what matches where a call begins, or with one of ``more`` texts."""
+    marks, tagged = ((OPEN,), True) if parser is None else (parser.marks or (), not parser.end)
+    found = [re.escape(mark) + (_FOLLOWED if tagged and mark == OPEN else "") for mark in marks]
+    return re.compile("|".join([*found, *map(re.escape, more)]) or "(?!)")
 
 
 def read_answer(
-    text: str, request: ChatRequest, parser: ToolParser | None = None, token_ids: Sequence[int] = ()
+    text: str,
+    request: ChatRequest,
+    parser: ToolParser | None = None,
+    token_ids: Sequence[int] = (),
+    *,
+    cut: bool = False,
 ) -> Reading:
     """Take a finished answer apart. parser: what reads its calls; what that one finds none in is read as
-    without it, and nothing that looks like a call is lost. token_ids: of the answer, thinking included."""
+    without it, and nothing that looks like a call is lost. token_ids: of the answer, thinking included. cut:
+    it was cut off, so a call that does not end is not whole."""
     names = {tool["function"]["name"] for tool in request.offered}
     if not names:
         return Reading(text)
     if request.forced:
         value = _parsed(text)
-        return _sorted("", [_cut(text) if value is None else _call(value, names)])
-    return _limited(_parsed_by(parser, text, token_ids, names) if parser else _tagged(text, names), request)
+        return _sorted("", [_cut(text) if value is None else _call(value, text, names)])
+    if parser is None:
+        return _limited(_tagged(text, names, _marks(None)), request)
+    return _limited(_parsed_by(parser, text, token_ids, names, cut), request)
 
 
 def read_calls(text: str, written: Sequence[tuple[str, str]], request: ChatRequest) -> Reading:
@@ -104,41 +119,46 @@ def _limited(reading: Reading, request: ChatRequest) -> Reading:
     return Reading(reading.text, reading.calls[:1])
 
 
-def _parsed_by(parser: ToolParser, text: str, token_ids: Sequence[int], names: set[str]) -> Reading:
-    marks = parser.marks or ()
-    before = _before(text, (*marks, *parser.perhaps))
+def _parsed_by(
+    parser: ToolParser, text: str, token_ids: Sequence[int], names: set[str], cut: bool
+) -> Reading:
+    marks = _marks(parser)
+    if cut and parser.end:
+        ended = text.rfind(parser.end) + len(parser.end) if parser.end in text else 0
+        if begin := _marks(parser, *parser.each).search(text, ended):
+            read = _parsed_by(parser, text[: begin.start()], (), names, False)
+            half = InvalidToolCall(text[begin.start() :], "cut off by max_tokens")
+            return Reading(read.text, read.calls, (*read.invalid, half))
+    as_json = re.search(f"(?:{marks.pattern}){_BEGIN.pattern}", text)
+    content, written = (text, []) if as_json and not parser.end else parser.read(text, token_ids)
+    begin = _marks(parser, *parser.perhaps).search(text)
+    before = text[: begin.start()] if begin else text
     rest = text[len(before) :]
-    listed = rest[len(next((mark for mark in marks if rest.startswith(mark)), "")) :].strip()
-    content, written = parser.read(text, token_ids)
     found = [_call_of(name, arguments, rest, names) for name, arguments in written]
-    cut = listed.startswith("[") and not listed.endswith(("]", ">"))
-    if written and (cut or parser.calls_in(text) > len(written)):
-        found.append(InvalidToolCall(rest, "the model's tool parser cannot read all of it"))
+    if as_json and not any(isinstance(one, ToolCall) for one in found):
+        return _tagged(text, names, marks)
     if parser.apart:
         content = text
-    elif written and marks:
+    elif written and parser.marks:
         content = _prose(before, content)
-    bare = _bare(listed, names)
+    unread = marks.search(content)
+    if unread or (written and parser.calls_in(text) > len(written)):
+        left = content[unread.start() :] if unread else rest
+        found.append(InvalidToolCall(left, "the model's tool parser cannot read it"))
+        content = content[: unread.start()] if unread else content
+    bare = _bare(rest, names)
     readings = [
-        *(
-            [_tagged(text, names)] if OPEN in marks else []
-        ),  # whose parsers leave out what stands behind calls
-        _sorted(content, found),
-        *([] if OPEN in marks else [_bare(text, names)]),
+        _bare(text, names),  # before the parsers', some of which leave out what stands behind calls
         Reading(_prose(before, bare.text), bare.calls, bare.invalid),
+        _sorted(content, found),
     ]
-    for good in (
-        lambda reading: reading.calls and not reading.invalid,
-        lambda reading: reading.calls,
-        lambda reading: reading.invalid,
-    ):
-        if (reading := next(filter(good, readings), None)) is not None:
-            return Reading(
-                reading.text, reading.calls, tuple({one.text: one for one in reading.invalid}.values())
-            )
-    prose = _before(text, marks)
-    call = InvalidToolCall(text[len(prose) :], "the model's tool parser finds no call in it")
-    return Reading(prose, (), (call,)) if call.text else Reading(text)
+    readings = [one for one in readings if not marks.search(one.text)]
+    best = max(
+        readings[:: -1 if parser.apart else 1],
+        key=lambda one: (bool(one.calls and not one.invalid), bool(one.calls), bool(one.invalid)),
+        default=Reading(text),
+    )
+    return Reading(best.text, best.calls, tuple({one.text: one for one in best.invalid}.values()))
 
 
 def _prose(before: str, content: str) -> str:
@@ -149,19 +169,20 @@ def _prose(before: str, content: str) -> str:
     return before + (behind if behind.strip() else "")
 
 
-def _tagged(text: str, names: set[str]) -> Reading:
-    """Read an answer with calls as Hermes models write them, or as JSON. What stands around calls is text."""
-    if OPEN not in text:
+def _tagged(text: str, names: set[str], marks: re.Pattern[str]) -> Reading:
+    """Read an answer with calls as JSON behind marks, or alone. What stands around calls is text."""
+    if not (begin := marks.search(text)):
         return _bare(text, names)
-    end = text.index(OPEN)
+    end = begin.start()
     prose, read = text[:end], list[ToolCall | InvalidToolCall]()
-    while (begin := text.find(OPEN, end)) >= 0:
-        between = text[end:begin]
+    while begin := marks.search(text, end):
+        between = text[end : begin.start()]
         prose += between if between.strip() else ""
-        values, end = _values(text, begin + len(OPEN))
-        read += [_call(value, names) for value in values]
-        whole = values and not _BEGIN.match(text, end)
-        rest = (_END if whole else _REST).match(text, end)
+        values, end = _values(text, begin.end())
+        read += [_call(*one, names) for one in values]
+        whole, close = values and not _BEGIN.match(text, end), f"</{re.escape(begin[0][1:])}"
+        behind = rf"[\s}}\]]*(?:{close}|</?\w*\Z)?" if whole else rf"(.*?)(?:{close}|(?={marks.pattern})|\Z)"
+        rest = re.compile(behind, re.DOTALL).match(text, end)
         assert rest, "both match anywhere"
         read += [] if whole else [_cut(rest[1])]
         end = rest.end()
@@ -171,22 +192,25 @@ def _tagged(text: str, names: set[str]) -> Reading:
 def _bare(text: str, names: set[str]) -> Reading:
     """Read an answer that is a call, or several of them, as JSON; text may follow."""
     values, end = _values(text, 0)
-    if values and all(isinstance(one, dict) and _is_name(one.get("name"), names) for one in values):
-        rest, calls = text[end:].strip(), [_call(value, names) for value in values]
-        return _sorted("", [*calls, _cut(rest)]) if rest.startswith(("{", "[")) else _sorted(rest, calls)
+    if values and all(_is_name(_function(one).get("name"), names) for one, _ in values):
+        calls = [_call(*one, names) for one in values]
+        if _BEGIN.match(text, end):
+            return _sorted("", [*calls, _cut(text[end:])])
+        return _sorted(text[end:].strip().lstrip("]},; \n"), calls)
     begun = None if values else _BEGUN.match(text)
-    return _sorted("", [_cut(text)]) if begun and begun[1] in names else Reading(text)
+    return _sorted("", [_cut(text)]) if begun and (begun[1] or begun[2]) in names else Reading(text)
 
 
-def _values(text: str, place: int) -> tuple[list[Any], int]:
-    """Return the JSON objects that stand here, one after the other or in lists; and where they end."""
-    values: list[Any] = []
+def _values(text: str, place: int) -> tuple[list[tuple[dict[str, Any], str]], int]:
+    """Return the JSON objects that stand here, one after the other or in lists, each with its text; and where
+    they end."""
+    values: list[tuple[dict[str, Any], str]] = []
     while begin := _BEGIN.match(text, place):
         try:
             value, place = _JSON.raw_decode(text, begin.end())
         except (ValueError, RecursionError):
             break
-        values += value if isinstance(value, list) else [value]
+        values.append((value, text[begin.end() : place]))
     return values, place
 
 
@@ -196,14 +220,22 @@ def _sorted(text: str, read: Sequence[ToolCall | InvalidToolCall]) -> Reading:
 
 
 def _cut(written: str) -> InvalidToolCall:
-    return InvalidToolCall(written.strip(), "not a JSON object (cut off by max_tokens?)")
+    return InvalidToolCall(written.strip().lstrip(",; \n"), "not a JSON object (cut off by max_tokens?)")
 
 
-def _call(value: Any, names: set[str]) -> ToolCall | InvalidToolCall:
-    written = json.dumps(value, ensure_ascii=False)
+def _call(value: Any, written: str, names: set[str]) -> ToolCall | InvalidToolCall:
     if not isinstance(value, dict):
         return InvalidToolCall(written, "not a JSON object")
-    return _call_of(value.get("name"), value.get("arguments", value.get("parameters", {})), written, names)
+    value = _function(value)
+    found = [value[key] for key in _ARGUMENTS if key in value]
+    if not found and value.keys() - {"name", "type", "id"}:
+        return InvalidToolCall(written, "it has no arguments, and more than a name")
+    return _call_of(value.get("name"), found[0] if found else {}, written, names)
+
+
+def _function(value: dict[str, Any]) -> dict[str, Any]:
+    """Return what a call calls, also of one in OpenAI's form."""
+    return value["function"] if isinstance(value.get("function"), dict) else value
 
 
 def _call_of(name: Any, arguments: Any, written: str, names: set[str]) -> ToolCall | InvalidToolCall:
@@ -215,6 +247,11 @@ def _call_of(name: Any, arguments: Any, written: str, names: set[str]) -> ToolCa
         return InvalidToolCall(written, f"no tool is called {name!r}")
     if not isinstance(arguments, dict):
         return InvalidToolCall(written, "its arguments are not an object")
+    try:
+        arguments = plain(arguments)
+        json.dumps(arguments, allow_nan=False)
+    except (ConfigError, ValueError, RecursionError):
+        return InvalidToolCall(written, "its arguments cannot be written as JSON")
     return ToolCall(uuid.uuid4().hex[:9], name, arguments)
 
 

@@ -169,7 +169,7 @@ class Turn(Attempt):
         request, seconds = self._request, time.perf_counter() - self._begin
         stored = self._library.answered(self.plan, evidence, request.messages, request.conversation, seconds)
         return self._whole(
-            read_answer(self._text, request, self._tools, self._tokens),
+            read_answer(self._text, request, self._tools, self._tokens, cut=last.finish_reason == "length"),
             evidence,
             tokens=len(self._tokens),
             stored=stored,

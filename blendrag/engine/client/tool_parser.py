@@ -26,7 +26,8 @@ class Notation:
 
     parser: vLLM's name of the parser that reads it. signs: texts that are all in the chat templates of such
     models. marks: texts that begin calls, and nothing else. each: a text that stands in every call once; "":
-    the marks do. perhaps: texts that may begin a call.
+    the marks do. perhaps: texts that may begin a call. end: the text that ends a call, of notations that show
+    nowhere else whether a call is whole, as JSON does.
     """
 
     parser: str
@@ -34,43 +35,69 @@ class Notation:
     marks: tuple[str, ...]
     each: str = ""
     perhaps: tuple[str, ...] = ()
+    end: str = ""
 
 
 # A template's notation is the first one whose signs are all in it.
 NOTATIONS = (
     Notation(_HARMONY, ("<|start|>assistant", "<|channel|>"), ()),
-    Notation("deepseek_v32", ("<｜DSML｜",), ("<｜DSML｜function_calls>",), "<｜DSML｜invoke"),
+    Notation(
+        "deepseek_v32",
+        ("<｜DSML｜",),
+        ("<｜DSML｜function_calls>",),
+        "<｜DSML｜invoke",
+        end="</｜DSML｜invoke>",
+    ),
     Notation(
         "deepseek_v3",
         ("<｜tool▁calls▁begin｜>", "```json"),
         ("<｜tool▁calls▁begin｜>",),
         "<｜tool▁call▁begin｜>",
+        end="<｜tool▁call▁end｜>",
     ),
     Notation(
-        "deepseek_v31", ("<｜tool▁calls▁begin｜>",), ("<｜tool▁calls▁begin｜>",), "<｜tool▁call▁begin｜>"
+        "deepseek_v31",
+        ("<｜tool▁calls▁begin｜>",),
+        ("<｜tool▁calls▁begin｜>",),
+        "<｜tool▁call▁begin｜>",
+        end="<｜tool▁call▁end｜>",
     ),
     Notation(
         "kimi_k2",
         ("<|tool_calls_section_begin|>",),
         ("<|tool_calls_section_begin|>",),
         "<|tool_call_begin|>",
+        end="<|tool_call_end|>",
     ),
-    Notation("minimax_m2", ("<minimax:tool_call>",), ("<minimax:tool_call>",), "<invoke name="),
-    Notation("seed_oss", ("<seed:tool_call>",), ("<seed:tool_call>",)),
+    Notation(
+        "minimax_m2", ("<minimax:tool_call>",), ("<minimax:tool_call>",), "<invoke name=", end="</invoke>"
+    ),
+    Notation("seed_oss", ("<seed:tool_call>",), ("<seed:tool_call>",), "<function=", end="</function>"),
     Notation("longcat", ("<longcat_tool_call>",), ("<longcat_tool_call>",)),
-    Notation("gemma4", ("<|tool_call>",), ("<|tool_call>",)),
-    Notation("functiongemma", ("<start_function_call>",), ("<start_function_call>",)),
-    Notation("lfm2", ("<|tool_list_start|>",), ("<|tool_call_start|>",)),
-    Notation("mistral", ("[TOOL_CALLS]",), ("[TOOL_CALLS]",)),
-    Notation("internlm", ("<|action_start|>",), ("<|action_start|>",)),
+    Notation("gemma4", ("<|tool_call>",), ("<|tool_call>",), end="<tool_call|>"),
+    Notation(
+        "functiongemma",
+        ("<start_function_call>",),
+        ("<start_function_call>",),
+        end="<end_function_call>",
+    ),
+    Notation("lfm2", ("<|tool_list_start|>",), ("<|tool_call_start|>",), end="<|tool_call_end|>"),
+    Notation("mistral", ("[TOOL_CALLS]",), ("[TOOL_CALLS]",), end="}"),
+    Notation("internlm", ("<|action_start|>",), ("<|action_start|>",), end="<|action_end|>"),
     Notation("phi4_mini_json", ("<|tool|>", "<|/tool|>"), ("functools[",)),
     Notation("granite", ("<|tool_call|>",), ("<|tool_call|>", "<tool_call>")),
     Notation("granite4", ("<|start_of_role|>", "<tool_call>"), ("<tool_call>",)),
     Notation("jamba", ("<|bom|>", "<tool_calls>"), ("<tool_calls>",)),
     Notation("hunyuan_a13b", ("<tool_calls>",), ("<tool_calls>",)),
     Notation("olmo3", ("<function_calls>",), ("<function_calls>",)),
-    Notation("glm45", ("<tool_call>", "<arg_key>"), ("<tool_call>",)),
-    Notation("qwen3_coder", ("<function=", "<parameter="), ("<tool_call>", "<function="), "<function="),
+    Notation("glm45", ("<tool_call>", "<arg_key>"), ("<tool_call>",), end="</tool_call>"),
+    Notation(
+        "qwen3_coder",
+        ("<function=", "<parameter="),
+        ("<tool_call>", "<function="),
+        "<function=",
+        end="</function>",
+    ),
     Notation("hermes", ("<tool_call>",), ("<tool_call>",)),
     Notation("pythonic", ("[func_name1(",), ()),
     Notation("llama3_json", ("dictionary of argument name",), ("<|python_tag|>",), perhaps=("{",)),
@@ -152,7 +179,10 @@ class ToolParser:
         """The texts that begin calls and nothing else; None if they are not known."""
         self.perhaps: tuple[str, ...] = known.perhaps if known else ()
         """The texts that may begin a call."""
-        self._each = ((known.each,) if known.each else known.marks) if known else ()
+        self.end = known.end if known else ""
+        """The text that ends a call, where nothing else shows whether it is whole."""
+        self.each: tuple[str, ...] = ((known.each,) if known.each else known.marks) if known else ()
+        """The texts one of which stands in every call once."""
 
     @classmethod
     def of(
@@ -182,4 +212,4 @@ class ToolParser:
 
     def calls_in(self, text: str) -> int:
         """Return how many calls seem to be in a text, at least."""
-        return sum(map(text.count, self._each))
+        return sum(map(text.count, self.each))

@@ -66,6 +66,19 @@ def test_answer_without_a_call_is_an_error_only_where_one_is_expected(llm: Blend
         llm.get_tool_calls_from_response(response)
 
 
+def test_call_in_tags_that_max_tokens_cut_is_none_and_the_answer_cut(make_llm: Any, scripted: Any) -> None:
+    whole = "<tool_call>\n<function=add>\n<parameter=a>\n2\n</parameter>\n<parameter=b>\n3\n</parameter>\n"
+    scripted.answers = [whole + "</function>\n</tool_call>"]
+    llm = make_llm(tool_parser="qwen3_coder")
+    room = len(scripted.tokenizer.encode(whole[: whole.index("<parameter=b>")]))
+    cut = llm.chat_with_tools([ADD], user_msg="2 + 3?", max_tokens=room)
+    assert cut.raw["finish_reason"] == "length" and not cut.message.additional_kwargs.get("tool_calls")
+    with pytest.raises(AnswerCutError):
+        llm.get_tool_calls_from_response(cut)
+    assert whole.startswith(cut.raw["invalid_tool_calls"][0]["text"])
+    assert llm.get_tool_calls_from_response(llm.chat_with_tools([ADD], user_msg="2 + 3?"))
+
+
 @pytest.mark.parametrize("options", [{"tool_required": True}, {"tool_choice": "add"}])
 def test_required_call_is_forced_by_grammar(llm: BlendLLM, scripted: Any, options: dict[str, Any]) -> None:
     scripted.answers = ['{"name": "add", "arguments": {"a": 2, "b": 3}}']

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blendrag.chat.calls import Reading, read_answer, visible
+from blendrag.chat.calls import Reading, ended_by, read_answer, visible
 from blendrag.chat.request import ChatRequest
 from blendrag.chat.tools import whole_tool
 from blendrag.engine.client.tool_parser import NOTATIONS, ToolParser, server_tool_parser, tool_parser_name
@@ -205,15 +205,100 @@ def test_call_that_is_cut_off_is_kept_and_not_shown(
             assert part.count(tool) <= sum(text.count(tool) for text in kept), part
 
 
+# Every parser that `auto` chooses, in its order: a call with all arguments; "clock" in place of "weather".
+CITY, DAYS = "Oslo and Bergen", "two"
+FULL = {"city": CITY, "days": DAYS}
+J = json.dumps({"name": "weather", "arguments": FULL})
+CUT = {
+    "deepseek_v32": '<｜DSML｜function_calls>\n<｜DSML｜invoke name="weather">\n<｜DSML｜parameter'
+    f' name="city" string="true">{CITY}</｜DSML｜parameter>\n<｜DSML｜parameter name="days" string="true">'
+    f"{DAYS}</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+    "deepseek_v3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n"
+    f"{json.dumps(FULL)}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "deepseek_v31": f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{json.dumps(FULL)}"
+    "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0"
+    f"<|tool_call_argument_begin|>{json.dumps(FULL)}<|tool_call_end|><|tool_calls_section_end|>",
+    "minimax_m2": f'<minimax:tool_call>\n<invoke name="weather">\n<parameter name="city">{CITY}</parameter>\n'
+    f'<parameter name="days">{DAYS}</parameter>\n</invoke>\n</minimax:tool_call>',
+    "seed_oss": f"<seed:tool_call>\n<function=weather>\n<parameter=city>{CITY}</parameter>\n"
+    f"<parameter=days>{DAYS}</parameter>\n</function>\n</seed:tool_call>",
+    "longcat": f"<longcat_tool_call>\n{J}\n</longcat_tool_call>",
+    "gemma4": f'<|tool_call>call:weather{{city:<|"|>{CITY}<|"|>,days:<|"|>{DAYS}<|"|>}}<tool_call|>',
+    "functiongemma": f"<start_function_call>call:weather{{city:<escape>{CITY}<escape>,days:<escape>{DAYS}"
+    "<escape>}<end_function_call>",
+    "lfm2": f'<|tool_call_start|>[weather(city="{CITY}", days="{DAYS}")]<|tool_call_end|>',
+    "mistral": f"[TOOL_CALLS]weather[ARGS]{json.dumps(FULL)}",
+    "internlm": f"<|action_start|><|plugin|>{J.replace('arguments', 'parameters')}<|action_end|>",
+    "phi4_mini_json": f"functools[{J}]",
+    "granite": f"<|tool_call|>[{J}]",
+    "granite4": f"<tool_call>\n{J}\n</tool_call>",
+    "jamba": f"<tool_calls>[{J}]</tool_calls>",
+    "hunyuan_a13b": f"<tool_calls>[{J}]</tool_calls>",
+    "olmo3": f'<function_calls>\nweather(city="{CITY}", days="{DAYS}")\n</function_calls>',
+    "glm45": f"<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>{CITY}</arg_value>\n"
+    f"<arg_key>days</arg_key>\n<arg_value>{DAYS}</arg_value>\n</tool_call>",
+    "qwen3_coder": f"<tool_call>\n<function=weather>\n<parameter=city>\n{CITY}\n</parameter>\n"
+    f"<parameter=days>\n{DAYS}\n</parameter>\n</function>\n</tool_call>",
+    "hermes": f"<tool_call>\n{J}\n</tool_call>",
+    "pythonic": f'[weather(city="{CITY}", days="{DAYS}")]',
+    "llama3_json": f"<|python_tag|>{J.replace('arguments', 'parameters')}",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("notation", NOTATIONS[1:], ids=lambda notation: notation.parser)
+def test_no_call_is_half_a_call_and_no_mark_is_text_wherever_tokens_end(notation: Any, speaker: Any) -> None:
+    one, name = CUT[notation.parser], notation.parser
+    between = "; " if name == "llama3_json" else "\n"
+    two = one + between + one.removeprefix("<|python_tag|>").replace("weather", "clock")
+    texts = {"type": "object", "properties": {name: {"type": "string"} for name in FULL}}
+    tools = [{"type": "function", "function": {"name": n, "parameters": texts}} for n in ("weather", "clock")]
+    request = ChatRequest(REQUEST.messages, tools=tuple(tools))
+    parser = ToolParser(name, speaker, [whole_tool(tool) for tool in tools], {})
+    whole = read_answer(one, request, parser)
+    assert [call.arguments for call in whole.calls] == [FULL] and not whole.text and not whole.invalid
+    for end in range(1, len(two)):
+        part = two[:end]
+        read = read_answer(part, request, parser, cut=True)
+        assert all(call.arguments == FULL for call in read.calls), (part, read)
+        raw = (*notation.marks, notation.end or "</", "weather(", "{")
+        assert not any(mark in read.text for mark in raw), (part, read)
+        if end > len(one) + 30 and name != "pythonic":  # whose lists are read as a whole, or not at all
+            assert [call.name for call in read.calls] == ["weather", "clock"][: 1 if read.invalid else 2]
+            assert ended_by(read, "length") == ("length" if read.invalid else "tool_calls")
+
+
+AS_JSON = {name: written for name, written in CUT.items() if J in written or name == "llama3_json"}
+
+
 @pytest.mark.parametrize(
-    "answer", ["It is cold.", "1 < 2, [a] and {b}", '{"a": 1}', "", "<tool", "```\nx\n```"]
+    "second", ['{"name": "clock", "arguments": {"a": 1,}}', '{"name": "wether"}', "", '{"']
+)
+@pytest.mark.parametrize("name", AS_JSON)
+def test_call_behind_one_that_cannot_be_read_is_kept(name: str, second: str, speaker: Any) -> None:
+    written = AS_JSON[name]
+    mark = next(one.marks[0] for one in NOTATIONS if one.parser == name)
+    again = written[: written.index("{")] + second + written[written.rindex("}") + 1 :]
+    read = read_answer(f"{written}\n{again if second else mark}", REQUEST, parser_of(name, speaker))
+    assert [call.arguments for call in read.calls] == [FULL] and len(read.invalid) == 1
+    assert read.text == "" and second in read.invalid[0].text
+
+
+def test_text_behind_a_call_of_llama_is_kept(speaker: Any) -> None:
+    for before in ("", "I look. "):
+        reading = read_answer(f"{before}{A_} That is all.", REQUEST, parser_of("llama3_json", speaker))
+        assert len(reading.calls) == 1 and reading.text == f"{before}That is all."
+
+
+@pytest.mark.parametrize(
+    "answer", ["It is cold.", "1 < 2, [a] and {b}", '{"a": 1}', "", "<tool", "```\nx\n```", "[1] says so."]
 )
 @pytest.mark.parametrize("name", sorted({one[0] for one in WRITTEN}))
 def test_text_is_not_taken_for_a_call_nor_held_back(name: str, answer: str, speaker: Any) -> None:
     parser = parser_of(name, speaker)
     shown, reading = streamed(answer, parser)
     assert (reading.text, reading.calls, reading.invalid) == (answer, (), ())
-    if parser.marks is not None and answer == "It is cold.":
+    if parser.marks is not None and answer in ("It is cold.", "[1] says so."):
         assert shown == answer
 
 

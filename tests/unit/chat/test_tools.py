@@ -229,6 +229,10 @@ CALL = '{"name": "weather", "arguments": {"city": "Oslo"}}'
         (f"[{CALL}]", ""),
         ('{"name": "weather", "parameters": {"city": "Oslo"}}', ""),
         ('{"name": "weather", "arguments": "{\\"city\\": \\"Oslo\\"}"}', ""),
+        ('{"name": "weather", "args": {"city": "Oslo"}}', ""),
+        ('<tool_call>{"name": "weather", "input": {"city": "Oslo"}}</tool_call>', ""),
+        (f'{{"type": "function", "function": {CALL}}}', ""),
+        (f"The <tool_call> tag is it: <tool_call>{CALL}</tool_call>", "The <tool_call> tag is it: "),
         (f"<tool_call>{CALL}}}</tool_call>", ""),
         (f"{CALL}\n\nThat is looked up.", "That is looked up."),
         (f"So: <tool_call>{CALL}</tool_call>\nThat is looked up.\n", "So: \nThat is looked up.\n"),
@@ -250,6 +254,7 @@ def test_call_in_a_models_own_manner_is_read(answer: str, text: str) -> None:
         f'<tool_call>{CALL}\n{{"name": "clock"}}</tool_call>',
         f'<tool_call>[{CALL}, {{"name": "clock", "arguments": null}}]</tool_call>',
         f'{CALL}\n{{"name": "clock", "arguments": ""}}',
+        f'{CALL}; {{"name": "clock"}}',
     ],
 )
 def test_several_calls_stay_several(two: str) -> None:
@@ -265,7 +270,7 @@ def test_bare_call_that_was_cut_is_invalid(end: int) -> None:
     assert (read.text, read.calls, [call.text for call in read.invalid]) == ("", (), [CALL[:end].strip()])
 
 
-@pytest.mark.parametrize("second", ["<tool_call>{}", "{}"])
+@pytest.mark.parametrize("second", ["<tool_call>{}", "{}", "; {}"])
 def test_second_call_that_was_cut_is_invalid_and_the_first_a_call(second: str) -> None:
     first = f"<tool_call>{CALL}</tool_call>" if "<" in second else CALL
     read = read_answer(f"{first}\n" + second.replace("{}", '{"name": "clo'), asking())
@@ -281,6 +286,9 @@ def test_second_call_that_was_cut_is_invalid_and_the_first_a_call(second: str) -
         ('{"name": "clock", "arguments": [1]}', "object"),
         ("[" * 100_000, "cut off"),
         ('{"name": ["weather"]}', "no tool"),
+        ('{"name": "weather", "city": "Oslo"}', "no arguments"),
+        ('{"name": "weather", "arguments": {"city": NaN}}', "as JSON"),
+        ('{"name": "weather", "arguments": {"city": 1e999}}', "as JSON"),
     ],
 )
 def test_broken_call_is_kept_with_its_reason(written: str, reason: str) -> None:
@@ -294,6 +302,27 @@ def test_broken_call_is_kept_with_its_reason(written: str, reason: str) -> None:
 )
 def test_json_that_is_no_call_is_text(answer: str) -> None:
     assert read_answer(answer, asking()).text == answer
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "[1] says so.",
+        "{1, 2}",
+        "[see] it",
+        "\n\nHello.",
+        "Use the <tool_call> tag to call.",
+        "So, <tool_call>.",
+    ],
+)
+def test_text_that_can_be_no_call_is_streamed_as_it_comes(answer: str) -> None:
+    assert visible(answer, asking()) == answer == read_answer(answer, asking()).text
+
+
+def test_half_of_a_surrogate_pair_in_a_call_is_replaced() -> None:
+    call, none = (f'{{"name": "{name}", "arguments": {{"city": "\\ud83d"}}}}' for name in ("weather", "no"))
+    read = read_answer(f"<tool_call>{call}{none}</tool_call>", asking())
+    assert read.calls[0].arguments == {"city": "\ufffd"} and read.invalid[0].text.encode()
 
 
 pieces = st.lists(
