@@ -21,10 +21,10 @@ from blendrag.index.text import Content, Unusable, decode
 if TYPE_CHECKING:
     from pypdf import PageObject, PdfReader
 
-READER_VERSION = 9
+READER_VERSION = 10
 """The version of what the readers make of the same bytes: raise it with each change."""
 
-HEAD_BYTES = 1024
+HEAD_BYTES = 8192
 """The number of bytes of a file's beginning that :func:`find_reader` looks at."""
 
 Reader = Callable[[bytes], Content]
@@ -200,6 +200,7 @@ def _refused(reason: str) -> Reader:
     return refuse
 
 
+_refuse_mail = _refused("mail: save its text as .txt, its page as .html")
 _TEXT = (
     "", ".txt", ".text", ".log", ".rst", ".adoc", ".asciidoc", ".org", ".wiki", ".mediawiki", ".textile",
     ".typ", ".tex", ".bib", ".srt", ".vtt", ".csv", ".tsv", ".tab", ".json", ".jsonl", ".ndjson", ".jsonc",
@@ -221,9 +222,7 @@ READERS: dict[str, Reader] = {
     **dict.fromkeys((".xml", ".rss", ".atom", ".opml", ".dita"), read_xml),
     ".pdf": read_pdf,
     **dict.fromkeys((".docx", ".pptx", ".xlsx", ".epub"), read_archive),
-    **dict.fromkeys(
-        (".eml", ".mbox", ".mht", ".mhtml"), _refused("mail: save its text as .txt, its page as .html")
-    ),
+    **dict.fromkeys((".eml", ".mbox", ".mht", ".mhtml"), _refuse_mail),
     ".ipynb": _refused("notebook: save it as .md (jupyter nbconvert --to markdown)"),
 }
 """Readers by suffix: in lower case with its dot, "" for files without one."""
@@ -237,7 +236,11 @@ _BEGINNINGS: tuple[tuple[bytes, Reader], ...] = (
     ),
     (b"{\\rtf", _refused("RTF: save it as .docx or as text")),
 )
-_PAGE = re.compile(rb"(?:\s|<\?xml[^>]*>|<!--(?:(?!-->).)*-->)*<(?:!doctype\s+html|html)\b", re.I | re.S)
+_PAGE = re.compile(
+    rb"(?:\s|<\?xml[^>]*>|<!--(?:(?!-->).)*-->)*<(?:!doctype\s+html|html|table)\b", re.I | re.S
+)
+
+_MAIL = re.compile(rb"(?:From [^\n]*\n)?(?:[\w-]+:[^\n]*\n(?:[ \t][^\n]*\n)*)*?MIME-Version:", re.I)
 
 
 def find_reader(suffix: str, head: bytes, default: Reader | None = None) -> Reader | None:
@@ -247,6 +250,8 @@ def find_reader(suffix: str, head: bytes, default: Reader | None = None) -> Read
     for beginning, reader in _BEGINNINGS:
         if bare.startswith(beginning):
             return reader
+    if _MAIL.match(bare):
+        return _refuse_mail
     if suffix.lower() not in READERS.keys() - {""} and _PAGE.match(bare):
         return read_html
     return READERS.get(suffix.lower(), default)

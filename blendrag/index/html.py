@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from typing import TypeVar
 
 from turbohtml import Document, Element, Markdown, Node, Text
 
+from blendrag.index.signs import write_signs
 from blendrag.index.text import Content, decode
 from blendrag.index.unclosed import parse
 
 N = TypeVar("N", bound=Node)
 
-RAISED = re.compile(r"[\d+\u2212-]|[^\W_adeor]\b")
-"""The beginning of an exponent or a note's number, not of the letters of "1st", "1er" or "XIXe"."""
 _DECLARED = re.compile(rb"""<(?:meta|\?xml)\b[^<>]*?\b(?:charset|encoding)\s*=\s*["']?\s*([\w.:-]+)""", re.I)
 
 
@@ -22,9 +22,15 @@ def read_html(data: bytes) -> Content:
     """Return a page as Markdown, under its title. Scripts, styles, templates and navigation are dropped."""
     content = markdown(markup(data))
     title = str(content.metadata.get("title", ""))
-    if title in content.text[: 2 * len(title) + 100]:
+    if not title or _has_words(content.text[: 2 * len(title) + 100], title):
         return content
     return Content(f"# {title}\n\n{content.text}", content.metadata)
+
+
+def _has_words(text: str, words: str) -> bool:
+    """Return whether these words stand in a text, not as parts of longer ones."""
+    parts = text.split(words)
+    return any(not before[-1:].isalnum() and not after[:1].isalnum() for before, after in pairwise(parts))
 
 
 def markup(data: bytes) -> str:
@@ -48,16 +54,11 @@ _HEADINGS = ("h1", "h2", "h3", "h4", "h5", "h6")
 _BLOCKS = "center, fieldset, form, hgroup, search, legend, dialog, optgroup, option, marquee, noscript"
 _BOXES = ("button", "select", "textarea", "meter", "progress", "output", "object", "canvas", "audio", "video")
 _IN_DRAWINGS = ("text", "desc", "tspan", "foreignObject", "mi", "mn", "mo", "mtext", "annotation")
+_IN_LINES = ("a", "b", "code", "em", "font", "i", "img", "span", "strong", "u")
+_CODE = ("code", "kbd", "samp", "tt")
+_NO_CODE = "pre, table, ul, ol, h1, h2, h3, h4, h5, h6"  # if it stands in some
 _TICKED = ("checkbox", "radio")  # inputs
 _WITHOUT_TEXT = ("color", "file", "hidden", "image", "password", "range")
-_PARTS = {
-    "msub": "_",
-    "munder": "_",
-    "msup": "^",
-    "msubsup": "_^",
-    "munderover": "_^",
-    "mfrac": "/",
-}  # of formulas: before the second, the third
 _SEEN = {0xA0: " ", 0xAD: None, 0x200B: None}  # a blank, and where a word may be parted
 _MARKS = frozenset("¶§↩↵↑⇧🔗\ufe0e\ufe0f")  # links that lead to where they stand, or back
 _HEADING_MARKS = _MARKS | frozenset("#^")  # operators elsewhere
@@ -77,6 +78,10 @@ _LINE_NUMBERS = (
     " :is(.linenos, .lineno, .line-number, .ln, .lnt):not(:has(*)), "
     "pre:is(.linenos, .lineno), tr:has(pre) > td:is(.linenos, .lntd:has(.lnt)):not(:has(td))"
 )
+# Of styles: a line of its own; all its blanks kept, as code; lines kept.
+_LINE = re.compile(r"(?<![\w-])display\s*:\s*block(?![\w-])", re.I)
+_CODE_STYLE = re.compile(r"(?<![\w-])white-space\s*:\s*pre\b(?!-)", re.I)
+_KEEPING = re.compile(r"(?<![\w-])white-space\s*:\s*(?:pre|break)", re.I)
 _TEX = "math annotation[encoding='application/x-tex']"
 # No character of any text. It stands around code in a line, which would become HTML beside another backtick.
 _APART = "\ufdd0"
@@ -86,6 +91,10 @@ def _take_title(page: Document) -> str:
     titles = [each for each in page.find_all("title") if each.namespace.value == "html"]
     for other in titles[1:]:
         other.tag = "p"
+    if (body := page.find("body")) and (late := page.select("head > p")):  # the writer leaves the head out
+        body.insert(0, apart := Element("div"))
+        for other in late:
+            apart.append(other.extract())
     return " ".join(titles[0].extract().text.split()) if titles else ""
 
 
@@ -96,9 +105,15 @@ def _prepare(page: Document) -> None:
         menu.decompose() if place and place.end_tag else menu.unwrap()
     page.remove("iframe")
     _drop_marks(page)
+    for sample in page.select("xmp, listing, div.fragment:has(> div.line)"):  # the last is Doxygen's
+        sample.tag = "pre"
+    for line in page.select("pre.fragment > div.line"):
+        if isinstance(end := line.next_sibling, Text) and end.data.isspace():
+            end.extract()
+    _keep_lines(page)
     for label in page.select("label + label:not(pre *)"):  # they stand apart, as tabs
         label.insert_before(Text(" "))
-    for group in page.select("optgroup[label]"):
+    for group in page.select("optgroup[label], option[label]:empty"):
         group.insert(0, Text(f" {group.attr('label')} "))
     for block in page.select(_BLOCKS):
         block.tag = "div"
@@ -108,11 +123,6 @@ def _prepare(page: Document) -> None:
     for gap, heading in _nearest(page.select("br"), *_HEADINGS):
         if heading is not None:
             gap.replace_with(Text(" "))
-    for sample in page.select("xmp, listing, div.fragment:has(> div.line)"):  # the last is Doxygen's
-        sample.tag = "pre"
-    for line in page.select("pre.fragment > div.line"):
-        if isinstance(end := line.next_sibling, Text) and end.data.isspace():
-            end.extract()
     for button in page.select("pre > button:last-child"):  # "Copy" is no code
         if button.next_sibling is None and (code := button.closest("pre")):
             code.insert_after(button.extract())
@@ -120,6 +130,12 @@ def _prepare(page: Document) -> None:
         for name in ("src", "href"):
             if len(picture.attr(name) or "") > _LONGEST_DATA_URL:
                 picture.attrs[name] = ""  # the picture itself, in letters
+    for named in page.select("[alt], [title]"):
+        for name in ("alt", "title"):
+            if said := named.attr(name):
+                named.attrs[name] = " ".join(said.translate(_SEEN).split())
+    for spot in page.select("area[alt], input[type=image i][alt]"):
+        spot.insert_after(Text(f" {spot.attr('alt')} "))
     for picture in page.select(r"img[alt*='\\']"):  # of a formula: the writer would double these signs
         picture.replace_with(Text(f"![{picture.attr('alt')}](<{picture.attr('src') or ''}>)"))
     for field in page.select("input"):
@@ -130,12 +146,13 @@ def _prepare(page: Document) -> None:
             field.insert_after(Text(f" {value} "))
     for numbered in page.select("ol[reversed]"):
         _count_down(numbered)
-    _write_signs(page)
+    write_signs(page)
     texts = (each for each in page.descendants if isinstance(each, Text))
     for text, code in _nearest([text for text in texts if _UNSEEN_SIGNS.search(text.data)], "pre"):
         if code is None:
             text.data = text.data.translate(_SEEN)
-    for sample, code in _nearest(page.select("code, kbd, samp, tt"), "pre"):
+    _block_code(page)
+    for sample, code in _nearest(page.select(", ".join(_CODE)), "pre"):
         if code is None:
             sample.insert_before(Text(_APART))
             sample.insert_after(Text(_APART))
@@ -143,9 +160,10 @@ def _prepare(page: Document) -> None:
         if around := foot.closest("table"):
             around.append(foot.extract())
     tables = page.find_all("table")
-    layout = {table for _, table in _nearest(page.select("pre, table") if tables else [], "table")}
+    layout = set(_all_nearest(page.select("pre, table") if tables else [], "table"))
+    whole = set(_all_nearest(page.select(_OF_PAGES) if tables else [], "table"))
     for table in tables:
-        _unfold(table) if table in layout else _complete(table)
+        _unfold(table) if table in layout or _lays_out(table, table in whole) else _complete(table)
 
 
 def _drop_marks(page: Document) -> None:
@@ -165,6 +183,77 @@ def _drop_marks(page: Document) -> None:
             link.decompose()
 
 
+def _keep_lines(page: Document) -> None:
+    """Keep the lines that a page's styles make. The writer would make a block of code of each element, even
+    of a word, whose style keeps its blanks."""
+    for block in page.select("span[style*='display' i]"):
+        if _LINE.search(block.attr("style") or ""):
+            block.tag = "div"
+    for more in page.select("pre > code + code"):
+        before = more.previous_sibling
+        if isinstance(before, Element) and not before.text.endswith("\n"):
+            more.insert_before(Text("\n"))
+    boxes = page.select("div[style*='white-space' i]")
+    boxes = [box for box in boxes if _CODE_STYLE.search(box.attr("style") or "")]
+    mixed = _all_nearest(page.select("a, img, table") if boxes else [], *boxes)
+    for box in set(boxes).difference(mixed):  # code, as editors copy it
+        box.tag = "pre"
+    styled = page.select("[style*='white-space' i]:not(pre)")
+    kept = {part for part in styled if _KEEPING.search(part.attr("style") or "")}
+    for part in styled:
+        part.attrs["style"] = ""
+    texts = (each for each in page.descendants if kept and isinstance(each, Text))
+    for text, around in _nearest([text for text in texts if "\n" in text.data], "pre", "textarea", *styled):
+        if around in kept:
+            said = text.data
+            begin = 0 if _runs_on(text.previous_sibling) else len(said) - len(said.lstrip())
+            end = len(said) if _runs_on(text.next_sibling) else len(said.rstrip())
+            first, *lines = said[begin:end].split("\n")
+            text.data = said[:begin] + first
+            text.insert_after(Text(said[max(begin, end) :]))
+            for line in reversed(lines):
+                text.insert_after(Text(line))
+                text.insert_after(Element("br"))
+
+
+def _runs_on(node: Node | None) -> bool:
+    return isinstance(node, Text) or (isinstance(node, Element) and node.tag in _IN_LINES)
+
+
+def _block_code(page: Document) -> None:
+    """Make blocks of code with several lines, which would be one line within others, and write what would be
+    left out of blocks: what pictures show, where links lead."""
+    alone = ("pre", "table", "a", *_HEADINGS)
+    for field, around in _nearest(page.select("textarea"), *alone):
+        if around is None and "\n" in field.text.strip():
+            field.tag = "pre"
+    for around in _all_nearest(page.select("pre"), "a", *_HEADINGS):
+        leads_to = around.attr("href") or "#"
+        if not leads_to.startswith("#"):
+            around.insert_after(below := Element("a", {"href": leads_to}))
+            below.append(Text(leads_to))
+        around.tag = "div"
+    for around in _all_nearest(page.select(_NO_CODE), *_CODE):
+        around.tag = "div"
+    lines = page.select("br, p, div") if page.select_one(", ".join(_CODE)) else []
+    for sample, outer in _nearest(_all_nearest(lines, *_CODE), *alone):
+        if outer is None:
+            sample.tag = "pre"
+            for text in [each for each in sample.descendants if isinstance(each, Text)]:
+                text.data = text.data.replace("\n", " ")
+    for picture, code in _nearest(page.select("img[alt]"), "pre"):
+        if code is not None:
+            picture.replace_with(Text(picture.attr("alt") or ""))
+    links = _nearest(page.select("a[href*='://']:not([title])"), "pre")
+    far = [(link, code) for link, code in links if code is not None]
+    marked_up = {code for _, code in _nearest(page.select("code, span") if far else [], "pre")}
+    for link, code in far:
+        address = link.attr("href") or ""
+        if code not in marked_up and address.rstrip("/") not in link.text:
+            link.insert(0, Text("["))
+            link.append(Text(f"]({address})"))
+
+
 def _keep_one_form(page: Document) -> None:
     """Keep one form of each formula, TeX where it stands beside another."""
     for again in page.select(f"{_DRAWN_AGAIN}, {_DRAWN_BEFORE}"):
@@ -173,43 +262,6 @@ def _keep_one_form(page: Document) -> None:
     for drawn, written in formulas.items():
         if drawn is not None and written:
             drawn.replace_with(Text(f" {written} "))
-
-
-def _write_signs(page: Document) -> None:
-    """Write signs where only the height of letters tells apart: 10 to the power of 2 is not 102."""
-    signed = {sign.parent for sign in page.select("rp")}
-    for reading in page.select("rt"):
-        if reading.parent not in signed:
-            reading.insert(0, Text("("))
-            reading.append(Text(")"))
-    for sign in page.select("rp"):
-        sign.tag = "span"  # the writer leaves the others out
-    for raised, code in _nearest(page.select("sup"), "pre"):
-        before = raised.previous_sibling
-        apart = before is None or (isinstance(before, Text) and before.data[-1:].isspace())
-        if code is None and not apart and RAISED.match(next(iter(raised.strings), "")):
-            raised.insert(0, Text("^"))
-    for root in page.select("msqrt, mroot"):
-        parts = [part for part in root.children if isinstance(part, Element)]
-        root.insert(0, Text("("))
-        root.append(Text(")"))
-        for degree in parts[1:2] if root.tag == "mroot" else ():
-            for part in (Text("]"), degree.extract(), Text("[")):
-                root.insert(0, part)
-        root.insert(0, Text("√"))
-    for fenced in page.select("mfenced"):
-        opened, closed = fenced.attr("open"), fenced.attr("close")
-        fenced.insert(0, Text("(" if opened is None else opened))
-        fenced.append(Text(")" if closed is None else closed))
-    for name, signs in _PARTS.items():
-        for formula in page.select(name):
-            parts = [part for part in formula.children if isinstance(part, Element)]
-            for part in parts if name == "mfrac" else parts[1:]:
-                if len("".join(part.strings).strip()) > 1:
-                    part.insert(0, Text("("))
-                    part.append(Text(")"))
-            for part, written in zip(parts[1:], signs, strict=False):
-                part.insert_before(Text(written))
 
 
 def _count_down(numbered: Element) -> None:
@@ -226,8 +278,10 @@ def _number(written: str | None, default: int) -> int:
     return int(written) if written and re.fullmatch(r"\d{1,9}", written) else default
 
 
-def _nearest(nodes: Iterable[N], *tags: str) -> Iterator[tuple[N, Element | None]]:
-    """Yield each of these with the nearest element of such a name around it. No node is looked at twice."""
+def _nearest(nodes: Iterable[N], *tags: str | Element) -> Iterator[tuple[N, Element | None]]:
+    """Yield each of these with the nearest element around it that is one of those, or has such a name. No
+    node is looked at twice."""
+    sought = frozenset(tags)
     known: dict[Node, Element | None] = {}
     for inner in nodes:
         path: list[Node] = []
@@ -237,7 +291,7 @@ def _nearest(nodes: Iterable[N], *tags: str) -> Iterator[tuple[N, Element | None
             if node in known:
                 found = known[node]
                 break
-            if isinstance(node, Element) and node.tag in tags:
+            if isinstance(node, Element) and (node.tag in sought or node in sought):
                 found = node
                 break
             path.append(node)
@@ -246,9 +300,15 @@ def _nearest(nodes: Iterable[N], *tags: str) -> Iterator[tuple[N, Element | None
         yield inner, found
 
 
+def _all_nearest(nodes: Iterable[Node], *tags: str | Element) -> list[Element]:
+    """Return the elements of such names that are the nearest ones around any of these, each once."""
+    return list(dict.fromkeys(found for _, found in _nearest(nodes, *tags) if found is not None))
+
+
 _ROWS = ("thead", "tbody", "tfoot", "tr")
 _CELLS = ("td", "th")
 _MOST_SPANNED = 1000
+_OF_PAGES = "h1, h2, h3, h4, h5, h6, ul, ol, blockquote, p + p"
 _SPARSE = 100  # times as many cells as there are: then rows are not filled up
 
 
@@ -263,9 +323,17 @@ def _parts(table: Element) -> Iterator[Element]:
 
 
 def _unfold(table: Element) -> None:
-    """Make paragraphs of a table's cells if they hold code or tables: it has no rows of one line."""
+    """Make paragraphs of a table's cells if they hold what no row of one line does: code, tables, pages."""
     for part in (table, *_parts(table)):
         part.tag = "div"
+
+
+def _lays_out(table: Element, holds_blocks: bool) -> bool:
+    """Return whether a table is no table of values: of it being one column, said to be none, and holding a
+    page's blocks, two are true."""
+    tags = [part.tag for part in _parts(table)]
+    column = sum(tag in _CELLS for tag in tags) <= tags.count("tr")
+    return column + (table.attr("role") in ("presentation", "none")) + holds_blocks >= 2
 
 
 def _complete(table: Element) -> None:

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from xml.etree import ElementTree
 from xml.sax.saxutils import quoteattr
 
-from blendrag.index.html import RAISED
 from blendrag.index.numbers import written
+from blendrag.index.signs import RAISED
 from blendrag.index.slides import complete, described, plain_lines, select, table_of
 from blendrag.index.text import Content, Unusable
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 from blendrag.index.formulas import formula
-from blendrag.index.html import RAISED
 from blendrag.index.numbers import formatted, in_format
+from blendrag.index.signs import RAISED
 from blendrag.index.text import Content
 from blendrag.index.word import in_letters
 

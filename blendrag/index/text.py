@@ -32,6 +32,8 @@ _BYTE_ORDER_MARKS = (
 )
 _SAMPLE = 1 << 16
 _BROKEN = "\ufffd"
+# Of what is in another encoding, most letters are broken, or as many beside others (of Thai, Chinese).
+_AMONG_OTHERS = re.compile(rf"{_BROKEN}[^\0-\x7f]|[^\0-\x7f]{_BROKEN}")
 _XML = re.compile(rb"""\s*<\?xml\b[^<>]*?\bencoding\s*=\s*["']([\w.:-]+)""")
 _NOT_TAKEN = re.compile(r"utf|unicode|(us-)?ascii|x-user", re.IGNORECASE)  # declared of what is none
 _CONTROL = bytes(set(range(32)) - set(b"\t\n\v\f\r\x1b")) + b"\x7f"
@@ -50,17 +52,19 @@ def _decode(data: bytes, declared: str) -> str:
     for mark, encoding in _BYTE_ORDER_MARKS:
         if data.startswith(mark):
             return data.decode(encoding, errors="replace")
-    if b"\0" in data:
+    used = data.rstrip(b"\0")  # zeros at the end may fill a block
+    if b"\0" in used or 2 * len(used) < len(data):
         return _decode_16_bit(data)
+    data = used
     if len(data.translate(None, _CONTROL)) < 0.95 * len(data):
         raise Unusable("binary file")
     if b"\x1b$" in data:
         with contextlib.suppress(UnicodeDecodeError):
             return data.decode("iso2022_jp_2")
-    text = data.decode("utf-8", errors="replace")
+    text = _HALVES.sub(_joined, data).decode("utf-8", errors="replace")
     broken = text.count(_BROKEN) - data.count(_BROKEN.encode())
-    beyond_ascii = len(text) - len(text.encode("ascii", "ignore"))
-    if not broken or broken < beyond_ascii - broken:  # of what is in another encoding, most are broken
+    whole = len(text) - len(text.encode("ascii", "ignore")) - broken
+    if broken < whole or (broken == whole and not _AMONG_OTHERS.search(text)):
         return text  # cut, or put together with another: what is broken costs no other word
     if not declared and (found := _XML.match(data)):
         declared = found[1].decode()
@@ -68,6 +72,15 @@ def _decode(data: bytes, declared: str) -> str:
         with contextlib.suppress(LookupError):
             return data.decode(_encoding(declared), errors="replace")
     return data.decode(_detected(_ASCII.sub(b"\n", data)[:_SAMPLE]), errors="replace")
+
+
+# Of a letter beyond 16 bits, as Java and MySQL may write it (CESU-8), or one alone where it is cut.
+_HALVES = re.compile(rb"(?:\xed[\xa0-\xbf][\x80-\xbf])+")
+
+
+def _joined(halves: re.Match[bytes]) -> bytes:
+    pairs = halves[0].decode("utf-8", "surrogatepass").encode("utf-16-le", "surrogatepass")
+    return pairs.decode("utf-16-le", "replace").encode()
 
 
 def _encoding(declared: str) -> str:

@@ -128,6 +128,7 @@ def test_text_that_mentions_or_holds_another_format_is_text() -> None:
         assert content(page, suffix).text == page.decode()
     for suffix in ("", ".html", ".shtml", ".xls"):  # other programs save tables so
         assert content(page, suffix).text == "x"
+    assert content(b"<table><tr><td>x</table>", ".xls").text == "| x |\n| --- |"
     for before in (b"<?xml version='1.0'?>\n", b"<!-- saved from url -->\r\n<!-- x -->"):
         assert content(before + page, ".aspx").text == "x"
     about = b"A PDF begins with %PDF-1.7, a ZIP archive with PK.\n"
@@ -143,6 +144,18 @@ def test_unknown_suffix_without_a_known_beginning_has_no_reader() -> None:
 def test_mail_is_refused_not_read_in_its_transfer_encoding() -> None:
     with pytest.raises(Unusable, match="mail"):
         content(b"Subject: x\nContent-Transfer-Encoding: quoted-printable\n\ncaf=C3=A9", ".eml")
+
+
+@pytest.mark.parametrize("suffix", ["", ".txt", ".html", ".doc"])
+def test_mail_is_refused_under_another_name(suffix: str) -> None:
+    headers = b"From: <Saved by Blink>\r\nReceived: from a\r\n\tby b\r\n" + 200 * b"X-A: b\r\n"
+    with pytest.raises(Unusable, match="mail"):
+        content(headers + b"MIME-Version: 1.0\r\n\r\n<p>caf=C3=A9", suffix)
+
+
+def test_text_about_mail_is_text() -> None:
+    for about in (b"Headers:\n\nMIME-Version: 1.0\n", b"A mail has\nMIME-Version: 1.0\n"):
+        assert content(about, ".txt").text == about.decode()
 
 
 def test_notebook_is_refused_not_read_with_its_pictures_in_letters() -> None:

@@ -220,6 +220,39 @@ def test_xhtml_is_read() -> None:
             "<div class=fragment><div class=line>if (x)</div>\n<div class=line>  y;</div>\n</div>",
             "```\nif (x)\n  y;\n```",
         ),
+        ("<p><b style='white-space:pre-wrap'>The </b><i style='WHITE-SPACE: pre'>fee</i>", "The fee"),
+        ("<p style='white-space:pre-wrap'>a\n b<a href=u>c</a>\n<img src=s alt=d>", "a\nb[c](u)\n![d](s)"),
+        ("<body style='white-space:pre-wrap'><h1>A</h1>\n\n<ul>\n<li>b\n<li>c</ul>", "# A\n\n- b\n- c"),
+        ("<table><td style='white-space:pre'>a\nb<td>c", "| a b | c |\n| --- | --- |"),
+        ("<h2 style='white-space:pre-wrap'>a<b style='white-space:normal'>\nb</b>", "## a b"),
+        ("<div style='a:b;white-space: pre;'><div>x:</div><div>  y</div></div>", "```\nx:\n  y\n```"),
+        ("<div style='white-space:pre'>a <a href=u>b</a></div>", "a [b](u)"),
+        ("<pre><code>a</code><code>b\n</code><code>c</code> <code>d</code></pre>", "```\na\nb\nc d\n```"),
+        ("<pre><span style='display:block'>a</span><span style='display: block'>b</span>", "```\na\nb\n```"),
+        ("<p><span style='display:block'>a</span>b <span style='display:block-ruby'>c</span>", "a\n\nb c"),
+        ("run <code>a:<br>&nbsp; b</code> now", "run\n\n```\na:\n  b\n```\n\nnow"),
+        ("<samp><p>a\nb</p><p>c</p></samp><kbd><div>d</div></kbd>", "```\na b\nc\n```\n\n```\nd\n```"),
+        ("<code style='white-space:pre'>a\n  b</code>", "```\na\n  b\n```"),
+        ("<code>a <pre>b\n c</pre></code><tt><ul><li>d</ul></tt>", "a\n\n```\nb\n c\n```\n\n- d"),
+        ("<table><tr><td><code>a<br>b</code><td>c</table>", "| `a b` | c |\n| --- | --- |"),
+        ("<a href=u>a<pre>b\n c</pre></a><h2><pre>d", "a\n\n```\nb\n c\n```\n\n[u](u)\n\n```\nd\n```"),
+        ("a <textarea>b\n  c</textarea> <textarea>d</textarea>", "a\n\n```\nb\n  c\n```\n\n d"),
+        ("<pre>x <img src=u alt='(1)'>\ny</pre>", "```\nx (1)\ny\n```"),
+        ("<pre><a href=x://b>b</a> <a href=x://y>c x://y</a> <a href=d>d", "```\n[b](x://b) c x://y d\n```"),
+        ("<pre><code><a href=x://y>a</a></code> <a href=x://y>b", "```\na b\n```"),
+        ("<pre><a href=x://y title=T>a</a>", "```\na\n```"),
+        ("<img src=s alt='a\n b&nbsp;c'> <a href=u title='d\n\te'>f</a>", '![a b c](s) [f](u "d e")'),
+        ("<p>11<sub>2</sub> log<sub>2</sub>8 x<sub>1</sub>0 <b>7</b><sub>8", "11_2 log_(2)8 x_(1)0 7_8"),
+        ("<p>CO<sub>2</sub> C<sub>6</sub>H<sub>12</sub> x<sub>1</sub><sup>2</sup>", "CO2 C6H12 x1^2"),
+        ("<p>1<sup>–6</sup> 1<sup> -6</sup> 1<sup>\u2060−6</sup> 1<sup>2</sup>3", "1^–6 1^-6 1^−6 1^(2)3"),
+        ("<p>2<sup>(n+1)</sup> 2<sup>(n-1)</sup> A<sup>(R)</sup>", "2^(n+1) 2^(n-1) A(R)"),
+        ("<pre>10<sup>2</sup> x<sub>1</sub>", "```\n10^2 x1\n```"),
+        ("<table role=presentation><tr><td>a</table><table><tr><td>b</table>", "a\n\n| b |\n| --- |"),
+        ("<table><tr><td><h1>A</h1>b<tr><td><ol><li>c</ol></table>", "# A\n\nb\n\n1. c"),
+        ("<table><tr><td><p>a</p><p>b</p></table><table><tr><td>1<td><p>a</p><p>b</p></table>",
+         "a\n\nb\n\n| 1 | a b |\n| --- | --- |"),
+        ("<table role=none><tr><td><ul><li>a</ul><td>b</table>", "- a\n\nb"),
+        ("<option label=a></option><input type=image alt=b><map><area alt=c href=u></map>", "a\n\nb c"),
     ],
 )  # fmt: skip
 def test_structure_is_markdown(page: str, text: str) -> None:
@@ -229,6 +262,11 @@ def test_structure_is_markdown(page: str, text: str) -> None:
 def test_title_stands_first_and_once() -> None:
     assert read_html(b"<title>T\n x</title><p>y") == Content("# T x\n\ny", {"title": "T x"})
     assert read_html(b"<title>T</title><h1>T</h1><p>y").text == "# T\n\ny"
+    assert read_html(b"<title>API</title><h1>RAPID</h1>").text == "# API\n\n# RAPID"
+    assert (
+        read_html(b"<head><title>T</title><title>U</title><title>V</title></head>y").text
+        == "# T\n\nU\n\nV\n\ny"
+    )
 
 
 @pytest.mark.parametrize(
@@ -271,7 +309,10 @@ REPEATED = (
     "<pre>\u00a0", "<table><td>", "]]>", "<option>", "<meta ", "\n", "<caption>",
     "<mroot><mi>x</mi><mi>y</mi>", "<b class=MathJax>x</b>", "<h1><div><br>",
     "<b class=lineno>1", "<a href=#x>", "<label>x", "<div class=fragment><div class=line>",
-    "<pre><button>", "<table><tfoot>",
+    "<pre><button>", "<table><tfoot>", "<sup>", "<b></b><sup>", "<b><sub>1", "<code><br>", "<code><pre>",
+    "<pre><a href=x://y>z", "<pre><code>x</code>", "<b><img alt=x>", "<div style='white-space:pre'>x<a>",
+    "<p style='white-space:pre'>\nx\n", "<span style='display:block'>", "<table><tr><td><ul>",
+    "<title>x</title>",
 )  # fmt: skip
 
 

@@ -83,7 +83,7 @@ def test_archive_under_any_suffix_is_skipped_and_a_pdf_under_any_is_read(folder:
     (folder / "plan.txt").write_bytes(pdf("The crane lifts 40 t."))
     (folder / "plan.bin").write_bytes(pdf("The barge carries gravel."))
     (folder / "notes.md").write_bytes(archive({"a.txt": "text"}))
-    (folder / "late.txt").write_bytes(b"a" * 70_000 + b"\0")
+    (folder / "late.txt").write_bytes(b"a" * 70_000 + b"\0a")
     loaded = list(load_sources(folder))
     assert {document.text for document in documents(loaded)} == {
         "The crane lifts 40 t.",

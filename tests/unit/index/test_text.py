@@ -72,6 +72,16 @@ def test_broken_byte_in_utf_8_costs_no_other_letter(damage: bytes) -> None:
     assert decode(fees.encode() + damage) == f"{fees}\ufffd"
     assert decode(damage + fees.encode(), "utf-8") == f"\ufffd{fees}"
     assert decode("Zürich, Genève ".encode() + damage) == "Zürich, Genève \ufffd"
+    assert decode("José pays 30 ".encode() + damage) == "José pays 30 \ufffd"
+
+
+def test_letters_in_two_halves_are_whole() -> None:
+    assert decode("José \ud83d\ude00".encode("utf-8", "surrogatepass")) == "José 😀"
+    assert decode("José \ud83d\ude00 \ud83d".encode("utf-8", "surrogatepass")) == "José 😀 \ufffd"
+
+
+def test_zeros_that_fill_a_block_are_no_text() -> None:
+    assert decode(b"30 EUR\n" + bytes(5)) == "30 EUR\n"
 
 
 @pytest.mark.parametrize("plain", ["a line of the log\n", "a column;"])

@@ -1,0 +1,82 @@
+"""Signs in place of what only the height of letters tells apart: exponents, indices, formulas, readings."""
+
+from __future__ import annotations
+
+import re
+from itertools import islice
+
+from turbohtml import Document, Element, Node, Text
+
+RAISED = re.compile(r"[\d+\u2012-\u2014\u2212-]|[^\W_adeor]\b|\([^()]*[\d+\u2012-\u2014\u2212-]")
+"""The beginning of an exponent or a note's number, not of the letters of "1st", "1er" or "XIXe"."""
+_PARTS = {
+    "msub": "_",
+    "munder": "_",
+    "msup": "^",
+    "msubsup": "_^",
+    "munderover": "_^",
+    "mfrac": "/",
+}  # of formulas: before the second, the third
+
+
+def write_signs(page: Document) -> None:
+    """Write signs where only the height of letters tells apart: 10 to the power of 2 is not 102."""
+    signed = {sign.parent for sign in page.select("rp")}
+    for reading in page.select("rt"):
+        if reading.parent not in signed:
+            reading.insert(0, Text("("))
+            reading.append(Text(")"))
+    for sign in page.select("rp"):
+        sign.tag = "span"  # the writer leaves the others out
+    for raised in page.select("sup"):
+        before, texts = raised.previous_sibling, _first_texts(raised)
+        apart = before is None or (isinstance(before, Text) and before.data[-1:].isspace())
+        said = texts[0].data.lstrip(" \t\n\xa0\u2060") if texts and not apart else ""
+        if RAISED.match(said):
+            texts[0].data = said
+            _mark(raised, "^")
+    for lowered in page.select("sub"):
+        both = (lowered.previous_sibling, lowered)
+        ahead, said = ("".join(text.data for text in _first_texts(part)) for part in both)
+        if said[:1].isdigit() and (ahead[-1:].isdigit() or _digit_behind(lowered)):
+            _mark(lowered, "_")
+    for root in page.select("msqrt, mroot"):
+        parts = [part for part in root.children if isinstance(part, Element)]
+        root.insert(0, Text("("))
+        root.append(Text(")"))
+        for degree in parts[1:2] if root.tag == "mroot" else ():
+            for part in (Text("]"), degree.extract(), Text("[")):
+                root.insert(0, part)
+        root.insert(0, Text("√"))
+    for fenced in page.select("mfenced"):
+        opened, closed = fenced.attr("open"), fenced.attr("close")
+        fenced.insert(0, Text("(" if opened is None else opened))
+        fenced.append(Text(")" if closed is None else closed))
+    for name, signs in _PARTS.items():
+        for formula in page.select(name):
+            parts = [part for part in formula.children if isinstance(part, Element)]
+            for part in parts if name == "mfrac" else parts[1:]:
+                if len("".join(part.strings).strip()) > 1:
+                    part.insert(0, Text("("))
+                    part.append(Text(")"))
+            for part, written in zip(parts[1:], signs, strict=False):
+                part.insert_before(Text(written))
+
+
+def _first_texts(node: Node | None) -> list[Text]:
+    """Return a text itself, or those with which an element begins: enough of them."""
+    nodes = islice(node.descendants, 20) if isinstance(node, Element) else [node]
+    return [each for each in nodes if isinstance(each, Text)]
+
+
+def _mark(part: Element, sign: str) -> None:
+    """Write a sign before a part, and parentheses around it if the next digit would become one of it."""
+    closed = _digit_behind(part)
+    part.insert(0, Text(f"{sign}(" if closed else sign))
+    if closed:
+        part.append(Text(")"))
+
+
+def _digit_behind(part: Element) -> bool:
+    behind = part.next_sibling
+    return isinstance(behind, Text) and behind.data[:1].isdigit()
