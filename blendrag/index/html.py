@@ -241,7 +241,7 @@ def _block_code(page: Document) -> None:
             sample.tag = "pre"
             for text in [each for each in sample.descendants if isinstance(each, Text)]:
                 text.data = text.data.replace("\n", " ")
-    for picture, code in _nearest(page.select("img[alt]"), "pre"):
+    for picture, code in _nearest(page.select("img[alt]"), "pre", *_CODE):
         if code is not None:
             picture.replace_with(Text(picture.attr("alt") or ""))
     links = _nearest(page.select("a[href*='://']:not([title])"), "pre")

@@ -28,11 +28,12 @@ def words_in(text: str, *words: str) -> None:
 WORDS = st.text("abXé漢*_`<>&#[]()~\\-.!", min_size=1, max_size=6)
 TWICE = "<math><semantics><msup><mi>x</mi><mn>2</mn></msup>"
 TWICE += "<annotation encoding='application/x-tex'>x^2</annotation></semantics></math>"
-INLINE = ("b", "i", "em", "strong", "span", "code", "a href='u'", "sub", "small", "label", "kbd", "u", "font")
+INLINE = ("b", "i", "em", "strong", "span", "code", "a href='u'", "sub", "small", "label", "kbd", "u", "font",
+          "span style=white-space:pre-wrap", "span style=display:block")  # fmt: skip
 BLOCK = (
     "p", "div", "h1", "h3", "blockquote", "pre", "section", "article", "header", "footer", "aside", "main",
     "form", "details", "figure", "figcaption", "noscript", "center", "fieldset", "dialog", "button",
-    "textarea", "object",
+    "textarea", "object", "div style=white-space:pre",
 )  # fmt: skip
 GROUPS = {"ul": "li", "ol": "li", "ol start=7": "li", "dl": "dd", "select": "option"}
 UNREAD = ("script", "style", "nav", "template", "iframe")
@@ -237,7 +238,7 @@ def test_xhtml_is_read() -> None:
         ("<table><tr><td><code>a<br>b</code><td>c</table>", "| `a b` | c |\n| --- | --- |"),
         ("<a href=u>a<pre>b\n c</pre></a><h2><pre>d", "a\n\n```\nb\n c\n```\n\n[u](u)\n\n```\nd\n```"),
         ("a <textarea>b\n  c</textarea> <textarea>d</textarea>", "a\n\n```\nb\n  c\n```\n\n d"),
-        ("<pre>x <img src=u alt='(1)'>\ny</pre>", "```\nx (1)\ny\n```"),
+        ("<pre>x <img src=u alt='(1)'>\ny</pre><kbd>a <img src=u alt=b>", "```\nx (1)\ny\n```\n\n`a b`"),
         ("<pre><a href=x://b>b</a> <a href=x://y>c x://y</a> <a href=d>d", "```\n[b](x://b) c x://y d\n```"),
         ("<pre><code><a href=x://y>a</a></code> <a href=x://y>b", "```\na b\n```"),
         ("<pre><a href=x://y title=T>a</a>", "```\na\n```"),
