@@ -7,11 +7,11 @@ import json
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from langchain_core.documents import Document
 
-from blendrag import PrefillReport, Progress
+from blendrag import PrefillReport, Progress, plain
 
 if TYPE_CHECKING:
     from langchain_text_splitters import TextSplitter
@@ -37,10 +37,19 @@ class Notes(Progress):
         self._bar.note(f"ingest: {what}")
 
 
+def encodable(item: Any) -> Any:
+    """Return an item to be added with a text that any embedding takes."""
+    if isinstance(item, str):
+        return plain(item)
+    if isinstance(item, Document) and item.page_content != (text := plain(item.page_content)):
+        return item.model_copy(update={"page_content": text})
+    return (plain(item[0]), *item[1:]) if isinstance(item, tuple) else item
+
+
 def identified(chunks: Iterable[Document]) -> list[tuple[str, Document]]:
     """Return chunks with ids by source and text; the same text again in one source has an id of its own."""
     seen, found = Counter[tuple[str, str]](), list[tuple[str, Document]]()
-    for chunk in chunks:
+    for chunk in map(encodable, chunks):
         named = str(chunk.metadata.get("source", "")), chunk.page_content
         content = json.dumps([*named, seen[named]]).encode()
         seen[named] += 1

@@ -60,7 +60,7 @@ class BlendChroma(WarmingStore, Chroma):
         texts = list(texts)
         given = list(ids) if ids is not None else [str(uuid.uuid4()) for _ in texts]
         if metadatas:
-            metadatas = metadatas + [{}] * (len(texts) - len(metadatas))
+            metadatas = [*metadatas, *[{}] * (len(texts) - len(metadatas))]
         added = []
         for at in range(0, max(len(texts), len(given), 1), size := self._client.get_max_batch_size()):
             part = slice(at, at + size)

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from langchain_core.documents import Document
 from langchain_core.vectorstores import VectorStore
 
-from blendrag import Collection, plain
+from blendrag import Collection
 from blendrag.errors import ConfigError
+from langchain_blendrag._ingest import encodable
 from langchain_blendrag._listing import documents_of
 from langchain_blendrag._warming import WarmingStore, followed, keeping
 
@@ -63,7 +64,7 @@ def _warm_class(base: type[VectorStore]) -> type[WarmingStore]:
         method = getattr(base, name, None)
         # LangChain's defaults call those that a store has.
         if inspect.isfunction(method) and method is not getattr(VectorStore, name, None):
-            hooks[name] = followed(method, then, _encodable if then is _added else None)
+            hooks[name] = followed(method, then, encodable if then is _added else None)
     return type(f"Warm{base.__name__}", (_Warm, base), hooks)
 
 
@@ -83,15 +84,6 @@ class _Warm(WarmingStore):
 
 def _unpickled(base: type[VectorStore]) -> VectorStore:
     return object.__new__(_warm_class(base))
-
-
-def _encodable(item: Any) -> Any:
-    """Return an item to be added with a text that any embedding takes."""
-    if isinstance(item, str):
-        return plain(item)
-    if isinstance(item, Document) and item.page_content != (text := plain(item.page_content)):
-        return item.model_copy(update={"page_content": text})
-    return (plain(item[0]), *item[1:]) if isinstance(item, tuple) else item
 
 
 def _added(store: WarmingStore, arguments: Mapping[str, Any], ids: Any) -> None:
@@ -119,10 +111,11 @@ def _deleted(store: WarmingStore, arguments: Mapping[str, Any], success: Any) ->
         return
     if arguments.get("delete_all"):  # Pinecone
         store._forget_all()
-    elif (ids := arguments["first"]) is None:  # some remove all then, some by other arguments, some nothing
+    elif (ids := arguments["first"]) is None or isinstance(ids, str):
+        # Some remove all without ids, some by other arguments, some nothing; some take a text as its letters.
         store._forget_missing()
     else:
-        store._forget([ids] if isinstance(ids, str) else map(str, ids))
+        store._forget(map(str, ids))
 
 
 def _deleted_all(store: WarmingStore, arguments: Mapping[str, Any], success: Any) -> None:

@@ -43,6 +43,12 @@ def test_second_run_does_only_what_is_new(store: Any, recorder: Any, embeddings:
     assert (third.added, third.skipped, third.chunks) == (1, 100, 1)
 
 
+def test_half_of_a_surrogate_pair_costs_no_chunk(store: Any, recorder: Any) -> None:
+    paragraphs = [Document("One.\n\nSign \ud835.\n\nThree.", metadata={"source": "a"})]
+    assert [ingest(store, paragraphs).added for _ in range(2)] == [3, 0]
+    assert recorder.kept == {"One.", "Sign \ufffd.", "Three."}
+
+
 @pytest.mark.parametrize("call", [1, 2, 4])
 def test_interrupt_while_storing_loses_and_repeats_nothing(
     store: Any, recorder: Any, embeddings: Any, call: int

@@ -94,6 +94,11 @@ def test_six_thousand_texts_are_taken(make: Any, embeddings: Any) -> None:
     assert len(set(ids)) == store._collection.count() == 6000
 
 
+def test_metadata_in_a_tuple_is_taken_as_chroma_takes_it(store: BlendChroma) -> None:
+    store.add_texts(TEXTS[:2], ({"n": 1},), ids=["a", "b"])  # type: ignore[arg-type]
+    assert store.get(["a", "b"])["metadatas"] == [{"n": 1}, None]
+
+
 def test_failure_in_the_middle_keeps_the_batches_before_it(
     store: BlendChroma, recorder: Any, embeddings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

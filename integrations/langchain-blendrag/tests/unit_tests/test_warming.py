@@ -148,6 +148,15 @@ def test_deletion_without_ids_keeps_the_kv_of_what_is_there(
     assert recorder.kept == {*TEXTS, f"emptied: {TEXTS[2]}"}
 
 
+def test_text_in_place_of_ids_removes_the_kv_of_what_the_store_removes(
+    embeddings: Any, recorded_llm: Any, recorder: Any
+) -> None:
+    store = warm(InMemoryVectorStore(embeddings), recorded_llm)
+    store.add_texts(TEXTS, ids=["a", "ab", "c"])
+    store.delete("ab")  # which this one takes for "a" and "b"
+    assert recorder.kept == set(TEXTS[1:]) == {one["text"] for one in store.store.values()}
+
+
 SEARCHES: dict[str, Callable[[Any], Any]] = {
     "similarity_search": lambda s: s.similarity_search(TEXTS[0], k=2),
     "with_score": lambda s: s.similarity_search_with_score(TEXTS[0], k=2),
