@@ -147,32 +147,35 @@ class Recogniser:
             at = text.find(wanted, match.end if match else at + 1, end)
 
     def _scan(self, text: str, starts: Sequence[int], begin: int, end: int, whole: bool) -> Iterator[Match]:
-        """Yield the matches between ``begin`` and ``end``, in order. A text that begins inside another and
-        ends behind it, as chunks with an overlap do, follows the beginning of that other one."""
-        last: Match | None = None
+        """Yield the matches between ``begin`` and ``end``, in order. Where chunks overlap, as few of them are
+        taken as reach as far: a match is followed by the one behind or inside it that ends last."""
+        last, then = None, None
         for start in starts[bisect_left(starts, begin) : bisect_left(starts, end)]:
             if start < begin or not (match := self._longest(text, start, end, whole)):
                 continue
-            if last is None or last.end <= start:
-                yield from filter(None, [last])
-            elif text[start : match.end] == text[last.start : last.end]:
+            while last is not None and start > last.end:
+                first, last, then = *self._before(last, then, whole), None
+                yield from filter(None, [first])
+            if last is None:
+                last = match
+            elif start < last.end and text[start : match.end] == text[last.start : last.end]:
                 begin = last.end  # it repeats itself, so that every start in it may be one of it
-                continue
-            elif match.whole and match.end > last.end:
-                head = None if whole else self._beginning(last, start)
-                if head is None and match.end - match.start <= last.end - last.start:
-                    continue
-                yield from filter(None, [head])
-            else:
-                continue
-            last = match
-        yield from filter(None, [last])
+            elif start == last.end or (match.whole and match.end > last.end):
+                then = match if then is None or match.end >= then.end else then
+        while last is not None:
+            first, last, then = *self._before(last, then, whole), None
+            yield from filter(None, [first])
 
-    def _beginning(self, match: Match, end: int) -> Match | None:
-        """Return what is left of a match that ends at ``end``, if that is worth reusing."""
-        tokens, length = self._cut(match.known, end - match.start)
-        enough = tokens >= self._min_tokens
-        return replace(match, end=match.start + length, tokens=tokens) if enough else None
+    def _before(self, last: Match, then: Match | None, whole: bool) -> tuple[Match | None, Match | None]:
+        """Return what is left of a match before the next one, if that is worth reusing, and the next one. Of
+        two that exclude each other, the longer one is left."""
+        if then is None or last.end <= then.start:
+            return last, then
+        if not whole:
+            tokens, length = self._cut(last.known, then.start - last.start)
+            if tokens >= self._min_tokens:
+                return replace(last, end=last.start + length, tokens=tokens), then
+        return (None, then) if then.end - then.start > last.end - last.start else (last, None)
 
     def _longest(self, text: str, start: int, end: int, whole: bool = False) -> Match | None:
         """Return the longest match that begins at ``start`` and does not pass ``end``."""

@@ -39,30 +39,46 @@ def spans(matches: list[Match]) -> list[tuple[int, int, str]]:
 def by_naive_search(texts: list[str], prompt: str, min_tokens: int) -> list[tuple[int, int]]:
     """What ``find`` promises, by trying everything everywhere."""
     found: list[tuple[int, int]] = []
-    texts = [text for text in texts if len(text) >= 16]
-    at = 0
-    while at < len(prompt):
-        shared = {
-            text: next((n for n in range(len(text)) if prompt[at + n : at + n + 1] != text[n]), len(text))
-            for text in texts
-            if prompt.startswith(text[: 32 if len(text) >= 32 else 16], at)
+    every = {
+        at: match for at in range(len(prompt)) if (match := by_naive_match(texts, prompt, at, min_tokens))
+    }
+    begin, (end, _) = next(iter(every.items()), (0, (0, False)))
+    while begin < end:
+        repeats = [
+            at
+            for at in range(begin + 1, end)
+            if at in every and prompt[at : every[at][0]] == prompt[begin:end]
+        ]
+        inside = {
+            at: every[at][0]
+            for at in range(begin + 1, min(repeats, default=end))
+            if at in every and every[at][1] and every[at][0] > end
         }
-        enough = [n for text, n in shared.items() if n >= min_tokens or n == len(text)]
-        best, whole = (
-            max(enough, default=0),
-            max((n for text, n in shared.items() if n == len(text)), default=0),
-        )
-        begin, end = found[-1] if found else (0, 0)
-        if at >= end:
-            found += [(at, at + best)] if best else []
-        elif prompt[at : at + best] == prompt[begin:end]:
-            at = end - 1
-        elif whole == best and at + whole > end:
-            is_cut = at - begin >= min_tokens and end - begin > min_tokens
-            if is_cut or whole > end - begin:
-                found[-1:] = [(begin, at)] * is_cut + [(at, at + whole)]
-        at += 1
+        if end in every:
+            inside[end] = every[end][0]
+        then = max(inside, key=lambda at: (inside[at], at), default=end)
+        if then < end and not (then - begin >= min_tokens and end - begin > min_tokens):
+            if inside[then] - then > end - begin:
+                begin, end = then, inside[then]
+                continue
+            then = end
+        elif then < end:
+            end = then
+        found.append((begin, end))
+        begin = next((at for at in every if at >= end), len(prompt))
+        end = every[begin][0] if begin in every else begin
     return found
+
+
+def by_naive_match(texts: list[str], prompt: str, at: int, min_tokens: int) -> tuple[int, bool] | None:
+    """Where the longest match ends that begins there, and whether it is whole."""
+    best = None
+    for text in texts:
+        if len(text) >= 16 and prompt.startswith(text[: 32 if len(text) >= 32 else 16], at):
+            n = next((n for n in range(len(text)) if prompt[at + n : at + n + 1] != text[n]), len(text))
+            if n >= min_tokens or n == len(text):
+                best = max(best or (0, False), (at + n, n == len(text)))
+    return best
 
 
 # Few letters and shared beginnings, so that overlaps, repeats and texts inside texts are common.
@@ -82,8 +98,10 @@ def test_find_never_differs_from_naive_search(texts: list[str], data: st.DataObj
         assert prompt[match.start : match.end] == Letters().decode(list(match.token_ids))
 
 
-@pytest.mark.parametrize("overlap", [0, 20, 60])
-def test_chunks_that_overlap_are_reused_beside_each_other(tokenizer: Any, overlap: int) -> None:
+@pytest.mark.parametrize(("overlap", "taken"), [(0, 300), (20, 300), (60, 300), (900, 1200)])
+def test_as_few_chunks_that_overlap_are_reused_as_reach_as_far(
+    tokenizer: Any, overlap: int, taken: int
+) -> None:
     page = " ".join(
         f"Item {at * 7} of the list is kept in shed {at * 3}, behind crane {at}." for at in range(60)
     )
@@ -92,7 +110,7 @@ def test_chunks_that_overlap_are_reused_beside_each_other(tokenizer: Any, overla
         text = page[at : at + 300 + overlap]
         recogniser.add(str(at), text, encode_document(tokenizer, text))
     matches = recogniser.find(f"Look: {page} Where is crane 7?")
-    assert [match.key for match in matches] == [str(at) for at in range(0, len(page), 300)]
+    assert [match.key for match in matches] == [str(at) for at in range(0, len(page), taken)]
     left = gaps(matches, len(page) + 6)[1:]
     assert all(end - begin < 12 for begin, end in left), "no more than a token at a cut"
 
