@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -48,6 +49,12 @@ RENAMED = {
     "top_k": "how many chunks are retrieved is called similarity_top_k now: top_k is of sampling",
     **{name: former.now for name, former in FORMER.items() if former.of_blending},
 }
+
+# What Kubernetes puts into every pod about services, of which one may be called blendrag, or blendrag-router.
+_SERVICE_LINK = re.compile(r"(?:^|_)(?:SERVICE_(?:HOST|PORT\w*)=|PORT_\d+_(?:TCP|UDP|SCTP)\w*=|PORT=\w+://)")
+
+# Settings of which an empty variable says something: that of others is not given, as Compose files have it.
+_MAY_BE_EMPTY = ("namespace", "separator", "system_prompt")
 
 PREFIX_CACHING: dict[str, JsonValue] = {"enable_prefix_caching": True}
 """vLLM's arguments that switch its own prefix cache on, for commands that compare with it."""
@@ -285,12 +292,14 @@ def _cache_path() -> Path:
 class _Variables(EnvSettingsSource):
     def __call__(self) -> dict[str, Any]:
         former = {name: os.environ.get(f"BLENDRAG_{name.upper()}") for name in FORMER}
-        given = {name: json_or_text(text) for name, text in former.items() if text is not None}
+        given = {name: json_or_text(text) for name, text in former.items() if text}
         return spelled_out(super().__call__() | given)
 
     def prepare_field_value(
         self, field_name: str, field: FieldInfo, value: Any, value_is_complex: bool
     ) -> Any:
+        if value == "" and field_name not in _MAY_BE_EMPTY:
+            return None
         try:
             return super().prepare_field_value(field_name, field, value, value_is_complex)
         except ValueError:  # its value is not shown: there may be a password in it
@@ -324,7 +333,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _config_file() -> Path:
-    named = os.environ.get("BLENDRAG_CONFIG")
+    named = os.path.expanduser(os.environ.get("BLENDRAG_CONFIG", ""))  # Path's would fail without a home
     if named:
         if not Path(named).is_file():
             raise ConfigError(f"BLENDRAG_CONFIG names {named}, which is not a file")
@@ -333,11 +342,13 @@ def _config_file() -> Path:
 
 
 def _refuse_unknown_variables() -> None:
-    known = {name.upper() for name in (*Settings.model_fields, "config")}
+    known = {name.upper() for name in (*Settings.model_fields, "config", "_api_key")}
     former = {name.upper() for name in FORMER}
-    for variable in os.environ:
+    for variable, text in os.environ.items():
         name = variable.removeprefix("BLENDRAG_")
         if name not in known | former | {variable} and not name.startswith("_"):
+            if _SERVICE_LINK.search(f"{name}={text}"):
+                continue
             renamed = RENAMED.get(name.lower())
             raise ConfigError(renamed or f"unknown variable {variable}{closest(name, known, 'BLENDRAG_')}")
 

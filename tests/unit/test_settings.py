@@ -25,7 +25,7 @@ from blendrag.options import (
     spelled_out,
 )
 from blendrag.select import make_selector
-from blendrag.settings import Settings
+from blendrag.settings import _SERVICE_LINK, Settings
 from blendrag.store.stack import TierSpec
 
 
@@ -210,6 +210,46 @@ def test_misspelt_variable_is_named_with_the_right_one_alone(
     monkeypatch.setenv(misspelt, "0.1")
     with pytest.raises(ConfigError, match=rf"unknown variable {misspelt}; did you mean BLENDRAG_{name}\?$"):
         Settings.load()
+
+
+def test_variables_of_a_service_in_kubernetes_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    for service in ("BLENDRAG", "BLENDRAG_ROUTER"):
+        for end, text in {
+            "SERVICE_HOST": "10.0.0.1",
+            "SERVICE_PORT": "8000",
+            "SERVICE_PORT_HTTP": "8000",
+            "PORT": "tcp://10.0.0.1:8000",
+            "PORT_8000_TCP": "tcp://10.0.0.1:8000",
+            "PORT_8000_TCP_ADDR": "10.0.0.1",
+            "PORT_8000_TCP_PORT": "8000",
+            "PORT_8000_TCP_PROTO": "tcp",
+        }.items():
+            monkeypatch.setenv(f"{service}_{end}", text)
+    assert Settings.load() == Settings()
+    assert not [name for name in Settings.model_fields if _SERVICE_LINK.search(f"{name.upper()}=x://")]
+    monkeypatch.setenv("BLENDRAG_PORT", "8000")
+    with pytest.raises(ConfigError, match="unknown variable BLENDRAG_PORT"):
+        Settings.load()
+
+
+def test_key_that_is_named_as_a_setting_is_told_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BLENDRAG_API_KEY", "SECRET")
+    with pytest.raises(ConfigError, match=r"BLENDRAG_API_KEY; did you mean BLENDRAG__API_KEY\?$"):
+        Settings.load()
+
+
+def test_empty_variable_is_not_given_unless_it_says_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*Settings.model_fields, "tree_ram_bytes"):
+        monkeypatch.setenv(f"BLENDRAG_{name.upper()}", "")
+    given = {name: "" for name in ("namespace", "separator", "system_prompt")}
+    assert Settings.load().model_dump(exclude_unset=True) == given
+
+
+def test_config_file_is_found_in_the_home_folder(empty_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(empty_folder))
+    (empty_folder / "c.yaml").write_text("max_tokens: 9\n")
+    monkeypatch.setenv("BLENDRAG_CONFIG", "~/c.yaml")
+    assert Settings.load().max_tokens == 9
 
 
 def test_misspelt_key_in_the_file_is_not_ignored(empty_folder: Path) -> None:
