@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import functools
 import json
+import socket
+import threading
 import time
-from collections.abc import AsyncGenerator, Generator
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
 from typing import Any
 
 import httpx2
@@ -20,6 +25,8 @@ from blendrag.serving.evidence import Evidence
 
 _END = "[DONE]"
 _EVENT_BYTES = 64 << 20  # evidence has a row for each document
+_LAST_LINES = "\n\n"  # of an event that was not ended
+_REST_S = 0.2  # for a connection to end behind an answer, so that it may be used again
 
 
 class Reader(Attempt):
@@ -42,6 +49,8 @@ class Reader(Attempt):
     def pieces(self) -> Generator[Piece]:
         with self.clear(), self._server.answer(*self.asked, **timeout_of(self._request)) as response:
             require_blendrag(self._server, response)
+            watched = functools.partial(self._watched, response, response.iter_text())
+            response.iter_text = watched  # type: ignore[method-assign]
             for event in httpx2.EventSource(response, _EVENT_BYTES):
                 if (piece := self.feed(event.data)) is not None:
                     yield piece
@@ -51,10 +60,43 @@ class Reader(Attempt):
         with self.clear():
             async with self._server.aanswer(*self.asked, **timeout_of(self._request)) as response:
                 require_blendrag(self._server, response)
+                watched = functools.partial(self._awatched, response.aiter_text())
+                response.aiter_text = watched  # type: ignore[method-assign]
                 async for event in httpx2.EventSource(response, _EVENT_BYTES):
                     if (piece := self.feed(event.data)) is not None:
                         yield piece
                 self.check()
+
+    def _watched(self, response: httpx2.Response, texts: Iterator[str]) -> Generator[str]:
+        """Yield a stream's texts up to the answer's end. Looks at the clock for each: a proxy's comments make
+        no events. What is behind the end, or how that breaks off, is no matter of the answer's."""
+        for text in texts:
+            self._check_time()
+            yield text
+            if self.ended:
+                break
+        else:
+            yield _LAST_LINES
+        with contextlib.suppress(httpx2.RequestError), _cut_off(response):
+            deque(texts, maxlen=0)
+
+    async def _awatched(self, texts: AsyncIterator[str]) -> AsyncGenerator[str]:
+        """Do as ``_watched`` in an event loop."""
+        async for text in texts:
+            self._check_time()
+            yield text
+            if self.ended:
+                break
+        else:
+            yield _LAST_LINES
+        with contextlib.suppress(httpx2.RequestError, TimeoutError):
+            async with asyncio.timeout(_REST_S):
+                async for _ in texts:
+                    pass
+
+    def _check_time(self) -> None:
+        if self.limit_s is not None and time.perf_counter() - self._begin > self.limit_s:
+            raise self.late()
 
     @contextlib.contextmanager
     def clear(self) -> Generator[None]:
@@ -81,6 +123,9 @@ class Reader(Attempt):
             return self._read(data)
 
     def _read(self, data: str) -> Piece | None:
+        data = data.strip()
+        if not data or self.ended:  # an event without data: a proxy's
+            return None
         if data == _END:
             return self._end()
         event = _json(data)
@@ -90,8 +135,6 @@ class Reader(Attempt):
             if refused and not self.begun:
                 raise refusal(message)
             raise (BrokenAnswerError if self.begun else ServerBusyError)(message)
-        if self.limit_s is not None and time.perf_counter() - self._begin > self.limit_s:
-            raise self.late()
         self._model = event.get("model") or self._model
         self._usage = event.get("usage") or self._usage
         self._facts = event.get("blendrag") or self._facts
@@ -108,9 +151,9 @@ class Reader(Attempt):
         self._finish_reason = choice.get("finish_reason") or self._finish_reason
         for part in delta.get("tool_calls") or ():
             self.begun, function = True, part.get("function") or {}
-            name, arguments = self._calls.get(part["index"], ("", ""))
+            name, arguments = self._calls.get(index := part.get("index") or 0, ("", ""))
             name, more = name + (function.get("name") or ""), function.get("arguments") or ""
-            self._calls[part["index"]] = name, arguments + more
+            self._calls[index] = name, arguments + more
         if not text and not thought:
             return None
         self.begun = True
@@ -154,6 +197,21 @@ def timeout_of(request: ChatRequest) -> dict[str, Any]:
     """Return a request's limit in seconds as the server's connections take it."""
     limit = request.sampling.timeout_s
     return {} if limit is None else {"timeout": limit}
+
+
+@contextlib.contextmanager
+def _cut_off(response: httpx2.Response) -> Generator[None]:
+    """End a connection that is still read after a moment. Its own timeout is that of a silent server."""
+    stream = response.extensions.get("network_stream")
+    if stream is None or response.http_version == "HTTP/2":  # which has other answers on it
+        yield
+        return
+    timer = threading.Timer(_REST_S, stream.get_extra_info("socket").shutdown, [socket.SHUT_RDWR])
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _json(data: str) -> dict[str, Any]:

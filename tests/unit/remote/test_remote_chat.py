@@ -86,6 +86,43 @@ def test_line_separators_of_other_alphabets_cut_no_event(server: Script, chat: R
     assert chat.complete(chat.request(HI)).text == text
 
 
+@pytest.mark.parametrize("own", ["retry: 3000", "id: 1", "event: ping", "data:", "data: ", ": alive"])
+def test_event_without_data_says_nothing_of_the_answer(server: Script, chat: RemoteChat, own: str) -> None:
+    reply = events("It is", " blue.")
+    reply.lines = [f"{own}\n\n{line}" for line in reply.lines]
+    server.replies = [reply]
+    assert chat.complete(chat.request(HI)).text == "It is blue."
+
+
+@pytest.mark.parametrize("end", ["[DONE] \n\n", "[DONE]", "[DONE]\n"])
+def test_end_of_the_answer_is_known_however_it_is_written(server: Script, chat: RemoteChat, end: str) -> None:
+    reply = events("It is", " blue.")
+    reply.lines[-1] = f"data: {end}"
+    server.replies = [reply]
+    assert chat.complete(chat.request(HI, max_retries=0)).text == "It is blue."
+
+
+@pytest.mark.parametrize("later", ["data: bye\n\n", 'data: {"error": {"message": "late"}}\n\n', ": bye\n\n"])
+@pytest.mark.parametrize("cut", [True, False])
+async def test_answer_is_whole_whatever_comes_behind_its_end(
+    server: Script, chat: RemoteChat, later: str, cut: bool
+) -> None:
+    reply = events("It is", " blue.", cut=cut)
+    reply.lines.append(later)
+    server.replies = [reply, reply]
+    assert chat.complete(chat.request(HI, max_retries=0)).text == "It is blue."
+    assert (await chat.acomplete(chat.request(HI, max_retries=0))).text == "It is blue."
+
+
+def test_part_of_a_call_without_a_number_is_of_the_first(server: Script, chat: RemoteChat) -> None:
+    reply = events()
+    for part in ({"function": {"name": "add", "arguments": '{"a":'}}, {"function": {"arguments": "1}"}}):
+        reply.lines.insert(-4, event(delta={"tool_calls": [part]}))
+    server.replies = [reply]
+    (call,) = chat.complete(chat.request(HI, tools=[TOOL])).tool_calls
+    assert (call.name, call.arguments) == ("add", {"a": 1})
+
+
 def test_only_what_was_said_is_sent(
     server: Script, chat: RemoteChat, monkeypatch: pytest.MonkeyPatch
 ) -> None:

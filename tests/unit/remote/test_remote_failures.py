@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from blendrag import BlendragError, RemoteChat, errors
+from blendrag.chat.tools import TemplateFacts
 from blendrag.remote import chat as remote
 from places import free_port
 from scripted_server import MODEL, Reply, Script, error, events
@@ -183,6 +186,61 @@ def test_silent_server_is_waited_for_no_longer_than_allowed() -> None:
         chat = RemoteChat(f"http://127.0.0.1:{silent.getsockname()[1]}")
         with pytest.raises(errors.GenerationTimeoutError, match=r"0\.2 s"):
             chat.complete(chat.request(HI, timeout=0.2))
+
+
+@contextlib.contextmanager
+def held_open(told: str) -> Iterator[RemoteChat]:
+    """A client of what answers with this, and then with comments that do not end."""
+    listening = socket.create_server(("127.0.0.1", 0))
+
+    def answer(connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):
+            connection.recv(65536)
+            head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nx-blendrag: {}\r\n\r\n"
+            connection.sendall((head + told).encode())
+            for _ in range(100):
+                time.sleep(0.05)
+                connection.sendall(b": alive\n\n")
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = listening.accept()
+                threading.Thread(target=answer, args=(connection,), daemon=True).start()
+
+    threading.Thread(target=serve, daemon=True).start()
+    with listening:
+        chat = RemoteChat(f"http://127.0.0.1:{listening.getsockname()[1]}")
+        chat._known = dict(MODEL, tool_parser="", template=TemplateFacts(**MODEL["template"]))
+        yield chat
+
+
+async def test_answer_that_has_ended_is_not_waited_for() -> None:
+    with held_open("".join(events("fine").lines)) as chat:
+        begin = time.perf_counter()
+        assert chat.complete(chat.request(HI, max_retries=0)).text == "fine"
+        assert (await chat.acomplete(chat.request(HI, max_retries=0))).text == "fine"
+        assert time.perf_counter() - begin < 2
+
+
+async def test_comments_of_a_proxy_do_not_prolong_what_an_answer_may_take() -> None:
+    with held_open(events("fi").lines[0]) as chat:
+        for _ in range(2):
+            with pytest.raises(errors.GenerationTimeoutError, match=r"0\.3 s"):
+                chat.complete(chat.request(HI, timeout=0.3))
+            with pytest.raises(errors.GenerationTimeoutError, match=r"0\.3 s"):
+                await chat.acomplete(chat.request(HI, timeout=0.3))
+
+
+async def test_connection_that_ends_with_its_answer_is_used_again(server: Script, chat: RemoteChat) -> None:
+    server.replies = [events("fine")] * 4
+    for _ in range(2):
+        chat.complete(chat.request(HI))
+        await chat.acomplete(chat.request(HI))
+    (loops,) = chat.server._clients.values()
+    for client in (chat.server._sync(), loops):
+        (connection,) = client._transport._pool.connections
+        assert connection.is_idle()
 
 
 def test_end_of_the_process_does_not_wait_for_prefetches() -> None:
