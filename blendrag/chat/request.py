@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from inspect import signature
 from numbers import Integral, Real
+from threading import TIMEOUT_MAX
 from typing import Any, Self
 
 from blendrag.engine.client.generation import Grammar, Sampling
@@ -170,6 +171,8 @@ def make_request(settings: Settings, messages: Messages | str, options: RequestO
             raise ConfigError(f"{name} has to be a JSON schema, not {given[name]!r}")
     if not isinstance(variables := given.get("chat_template_kwargs", {}), Mapping):
         raise ConfigError(f"chat_template_kwargs must be variables by name, not {variables!r}")
+    if given.get("timeout", 0) > TIMEOUT_MAX:  # which no clock reaches
+        del given["timeout"]
     sampling = Sampling(
         max_tokens=given.get("max_tokens", settings.max_tokens),
         temperature=given.get("temperature", settings.temperature),

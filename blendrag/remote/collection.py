@@ -37,6 +37,7 @@ _AT_ONCE = 256 << 10  # characters of documents in one request
 _AT_EXIT_S = 3.0
 _WAITS = 60  # for one request: five minutes, of five seconds each as our servers say
 _LONGEST_WAIT_S = 60.0
+_UNTOLD_WAITS, _UNTOLD_WAIT_S = 6, 5.0  # where a gateway does not say how long
 _ERRORS: dict[int, type[BlendragError]] = {400: ConfigError, 503: ServerBusyError, 507: StoreFullError}
 
 
@@ -116,21 +117,22 @@ class RemoteCollection(KeptDocuments):
 
     def _put(self, body: Mapping[str, Any], bar: Progress) -> SyncReport:
         """Put documents. Waits for a server that is busy with others' documents, and says for how long."""
-        for _ in range(_WAITS):
+        for waits in range(_WAITS):
             try:
                 return self._put_once(body, bar)
             except ServerBusyError as error:
-                if error.retry_after_s is None:
+                after = error.retry_after_s
+                if after is None and (waits >= _UNTOLD_WAITS or error.__cause__):  # or the connection broke
                     raise
                 bar.note("waiting for the server")
-                time.sleep(min(error.retry_after_s, _LONGEST_WAIT_S))
+                time.sleep(_UNTOLD_WAIT_S if after is None else min(after, _LONGEST_WAIT_S))
         return self._put_once(body, bar)
 
     def _put_once(self, body: Mapping[str, Any], bar: Progress) -> SyncReport:
         line: dict[str, Any] = {}
         with self._server.answer("PUT", self._path, body) as response:
             done = total = 0
-            for text in response.iter_lines():
+            for text in filter(str.strip, response.iter_lines()):
                 with understood(self._server):
                     line = dict(json.loads(text))
                     step = (line["doing"], line["total"], line["done"]) if "doing" in line else None

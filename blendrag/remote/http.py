@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping
+from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx2
@@ -24,6 +27,7 @@ from blendrag.errors import (
 )
 from blendrag.remote import API_KEY
 from blendrag.serving.collection import NO_COLLECTION
+from blendrag.text import plain
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -143,6 +147,7 @@ class Server:
             from opentelemetry.propagate import inject
 
             inject(headers)
+        more["json"] = plain(more["json"])
         more["params"] = {**self._query, **more.get("params", {})} or None
         return {"url": self._url.join(path), "headers": headers, **more}
 
@@ -214,12 +219,11 @@ class Server:
                 missing = NoCollectionError if kind == NO_COLLECTION else ConfigError
                 return missing(f"{self} refuses this: {reason}")
             case 400 | 422:
-                return refusal(f"{self} refuses this: {reason}")
+                return refusal(f"{self} refuses this: {reason or _gateways_words(response)}")
             case 507:
                 return StoreFullError(f"{self} has no room: {reason}")
             case _ if status in _BUSY:
-                after = response.headers.get("retry-after", "")
-                seconds = float(after) if after.isdecimal() else None
+                seconds = _seconds(response.headers.get("retry-after", ""))
                 later = f"in {seconds:g} s" if seconds is not None else "later"
                 about = f" ({reason})" if reason else ""
                 return ServerBusyError(
@@ -244,12 +248,13 @@ def refusal(reason: str) -> PromptTooLongError | ConfigError:
 
 def _address(base_url: str) -> httpx2.URL:
     try:
-        url = httpx2.URL(str(base_url))
+        url = httpx2.URL(str(base_url).strip())
     except (httpx2.InvalidURL, TypeError) as error:
         raise ConfigError(f"base_url is no URL: {error}") from None
     if url.scheme not in ("http", "https") or not url.host:
         raise ConfigError("base_url (--server) is no URL as in http://localhost:8000")
-    return url.copy_with(path=url.path.rstrip("/").removesuffix("/v1") + "/", query=None, fragment=None)
+    path = re.sub(r"(/v1)?((/chat)?/completions)?$", "", url.path.rstrip("/"))
+    return url.copy_with(path=path + "/", query=None, fragment=None)
 
 
 def _no_server(server: Server) -> ServerNotFoundError:
@@ -268,6 +273,30 @@ def _refusal(response: httpx2.Response) -> tuple[str | None, str | None]:
     about = error if isinstance(error, Mapping) else {"message": error}
     message = about.get("message")
     return " ".join(str(message).split()) if message else None, about.get("type")
+
+
+def _gateways_words(response: httpx2.Response) -> str:
+    """Return what refuses in the server's place in one line: of its JSON, its page, or its status."""
+    try:
+        found = response.json()
+    except ValueError:
+        found = re.sub(r"<[^>]*>", "\n", response.text)
+    if isinstance(found, Mapping):
+        found = found.get("message") or found.get("errors")
+    if isinstance(found, list):
+        found = found[0] if found else None
+    if isinstance(found, Mapping):
+        found = found.get("message")
+    return next(filter(None, map(str.strip, str(found or "").splitlines())), response.reason_phrase)
+
+
+def _seconds(after: str) -> float | None:
+    """Return in how many seconds a Retry-After is, which is a number or a date; None if it is neither."""
+    with contextlib.suppress(ValueError):
+        return max(0.0, float(after))
+    with contextlib.suppress(ValueError, OverflowError):
+        return max(0.0, round(parsedate_to_datetime(after).timestamp() - time.time()))
+    return None
 
 
 @contextlib.contextmanager

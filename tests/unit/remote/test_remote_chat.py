@@ -123,6 +123,53 @@ def test_part_of_a_call_without_a_number_is_of_the_first(server: Script, chat: R
     assert (call.name, call.arguments) == ("add", {"a": 1})
 
 
+def test_halves_of_characters_are_sent_as_what_encoders_take(server: Script, chat: RemoteChat) -> None:
+    server.replies = [
+        Reply(lines=['{"token_ids": [[1]]}']),
+        Reply(lines=['{"pieces": [["x"]]}']),
+        events("a"),
+    ]
+    assert chat.token_ids("a\ud800") == [1]
+    assert chat.split("a\ud800") == ["x"]
+    chat.complete(chat.request(HI, other={"bad_words": ["a\ud800"]}))
+    sent = [body["texts"] for _, path, body in server.asked if path in ("/v1/kb/tokens", "/v1/kb/split")]
+    assert [*sent, body(server)["bad_words"]] == [["a\ufffd"]] * 3
+
+
+@pytest.mark.parametrize("number", [float("inf"), float("nan")])
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("frequency_penalty", lambda number: {"other": {"frequency_penalty": number}}),
+        ("logit_bias", lambda number: {"other": {"logit_bias": {"1": number}}}),
+        ("temperature", lambda number: {"temperature": number}),
+        ("chat_template_kwargs", lambda number: {"chat_template_kwargs": {"x": [number]}}),
+    ],
+)
+def test_number_that_json_has_not_is_refused_by_its_options_name(
+    server: Script, chat: RemoteChat, name: str, said: Any, number: float
+) -> None:
+    with pytest.raises(errors.ConfigError, match=f"{name} has"):
+        chat.complete(chat.request(HI, **said(number)))
+    if name == "chat_template_kwargs":
+        with pytest.raises(errors.ConfigError, match=name):
+            chat.count_tokens(chat.request(HI, **said(number)))
+
+
+async def test_timeout_without_end_is_no_limit(server: Script, chat: RemoteChat) -> None:
+    server.replies = [events("a"), events("a")]
+    assert chat.complete(chat.request(HI, timeout=float("inf"))).text == "a"
+    assert (await chat.acomplete(chat.request(HI, timeout=1e300))).text == "a"
+
+
+@pytest.mark.parametrize(
+    "tail", ["", "/", "/v1", "/v1/", "/v1/chat/completions", "/v1/completions/", "/chat/completions", " \n"]
+)
+@pytest.mark.parametrize("path", ["", "/api", "/v1/api"])
+def test_url_is_taken_as_it_was_copied(path: str, tail: str) -> None:
+    assert str(RemoteChat(f" http://host:1{path}{tail}").server) == f"http://host:1{path}/"
+
+
 def test_only_what_was_said_is_sent(
     server: Script, chat: RemoteChat, monkeypatch: pytest.MonkeyPatch
 ) -> None:

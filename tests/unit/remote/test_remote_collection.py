@@ -86,11 +86,21 @@ def test_server_that_is_busy_for_a_moment_is_asked_again(
     server.replies = [busy, busy, done]
     assert kept.add({"a": ["A"]}).added == 1
     assert [body for *_, body in server.asked] == [{"documents": {"a": ["A"]}, "sources": {}}] * 3
-    for replies in ([busy] * 3, [error(503, "gone for good")]):
+    monkeypatch.setattr(collection, "_UNTOLD_WAIT_S", 0.0)
+    for replies in ([error(429), done], [error(503, retry_after="soon"), done]):
+        server.replies = list(replies)
+        assert kept.add({"a": ["A"]}).added == 1
+    monkeypatch.setattr(collection, "_UNTOLD_WAITS", 1)
+    for replies in ([busy] * 3, [error(503, "gone for good")] * 2):
         server.replies = list(replies)
         with pytest.raises(errors.ServerBusyError):
             kept.add({"a": ["A"]})
         assert server.replies == []
+
+
+def test_lines_that_say_nothing_are_passed_over(server: Script) -> None:
+    server.replies = [Reply(lines=["\n", '{"report": {"added": 1}}\n', " \r\n"])]
+    assert RemoteChat(server.url).collection("x").add({"a": ["A"]}).added == 1
 
 
 def test_request_does_not_grow_with_the_store(server: Script, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from email.utils import formatdate
 from typing import Any
 
 import pytest
@@ -122,6 +123,47 @@ def test_busy_server_is_asked_when_it_says(
     assert 3.0 in slept
     server.replies = [error(503, "full", retry_after="3600")]
     with pytest.raises(errors.ServerBusyError, match="in 3600 s"):
+        chat.complete(chat.request(HI))
+
+
+@pytest.mark.parametrize(
+    ("after", "seconds"),
+    [
+        ("0.5", 0.5),
+        ("3", 3),
+        ("-1", 0),
+        ("Wed, 21 Oct 2015 07:28:00 GMT", 0),
+        (formatdate(time.time() + 3600, usegmt=True), pytest.approx(3600, abs=600)),
+        ("soon", None),
+        ("", None),
+    ],
+)
+def test_time_to_come_again_is_a_number_or_a_date(
+    server: Script, chat: RemoteChat, after: str, seconds: float | None
+) -> None:
+    server.replies = [error(429, retry_after=after)]
+    with pytest.raises(errors.ServerBusyError) as caught:
+        chat.complete(chat.request(HI, max_retries=0))
+    assert caught.value.retry_after_s == seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "Bad Request"),
+        ("<html>\n<title>400 Bad</title><hr>nginx</html>", "400 Bad"),
+        ('{"message": "missing\\ntoken"}', "missing"),
+        ('{"errors": [{"message": "no plan"}, 3]}', "no plan"),
+        ('{"errors": ["no plan"]}', "no plan"),
+        ('{"error": {}}', "Bad Request"),
+        ("[]", "Bad Request"),
+    ],
+)
+def test_refusal_of_a_gateway_is_told_in_its_words(
+    server: Script, chat: RemoteChat, text: str, said: str
+) -> None:
+    server.replies = [Reply(400, [text])]
+    with pytest.raises(errors.ConfigError, match=f"refuses this: {said}$"):
         chat.complete(chat.request(HI))
 
 
