@@ -36,7 +36,21 @@ def with_blending(command: Command) -> Command:
 
 DEFAULT_INDEX = Path("blendrag-index")
 
-Index = Annotated[Path, typer.Option("--index", "-i", help="Folder of the index.", show_default=True)]
+
+def index_folder(name: str | Path) -> Path:
+    """Return the folder of an index. Refuses a blank name, as a variable that is not set leaves it: it would
+    be the working folder's."""
+    if not str(name).strip():
+        raise typer.BadParameter("no folder is named")
+    return Path(name)
+
+
+Index = Annotated[
+    Path,
+    typer.Option(
+        "--index", "-i", help="Folder of the index.", parser=index_folder, metavar="PATH", show_default=True
+    ),
+]
 Model = Annotated[
     str | None,
     typer.Option("--model", "-m", help="Model: a folder, a hub id, or the packaged default.", metavar="NAME"),

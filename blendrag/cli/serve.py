@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from blendrag.cli.console import err, say
+from blendrag.cli.options import index_folder
 from blendrag.server import LIMITS, Limits
 
 if TYPE_CHECKING:
@@ -32,7 +33,13 @@ def serve(
     ] = None,
     index: Annotated[
         Path | None,
-        typer.Option("--index", "-i", help="Folder of an index, or of KV alone; by default one per model."),
+        typer.Option(
+            "--index",
+            "-i",
+            help="Folder of an index, or of KV alone; by default one per model.",
+            parser=index_folder,
+            metavar="PATH",
+        ),
     ] = None,
     keys: Annotated[
         Path | None,

@@ -50,6 +50,14 @@ def test_version_is_printed(blendrag: Blendrag) -> None:
     assert blendrag("--version").stdout.strip() == f"blendrag {__version__}"
 
 
+@pytest.mark.parametrize("command", ["ingest", "ask", "serve"])
+def test_index_of_no_name_is_not_the_working_folder(blendrag: Blendrag, workdir: Path, command: str) -> None:
+    before = sorted(workdir.iterdir())
+    result = blendrag(command, "--index", "", "a.txt")
+    assert result.exit_code == 2 and "no folder is named" in result.stderr
+    assert sorted(workdir.iterdir()) == before
+
+
 @pytest.mark.parametrize(
     "name", ["ingest", "sync", "ask", "stats", "doctor", "demo", "verify", "gc", "purge"]
 )
