@@ -116,7 +116,7 @@ class RemoteCollection(KeptDocuments):
             self._server.call("DELETE", self._path, **which)
 
     def _put(self, body: Mapping[str, Any], bar: Progress) -> SyncReport:
-        """Put documents. Waits for a server that is busy with others' documents, and says for how long."""
+        """Put documents. Waits for a server that is busy: as it says, or else a moment."""
         for waits in range(_WAITS):
             try:
                 return self._put_once(body, bar)

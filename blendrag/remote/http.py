@@ -147,7 +147,7 @@ class Server:
             from opentelemetry.propagate import inject
 
             inject(headers)
-        more["json"] = plain(more["json"])
+        more["json"] = plain(more.get("json"))
         more["params"] = {**self._query, **more.get("params", {})} or None
         return {"url": self._url.join(path), "headers": headers, **more}
 
