@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from html import unescape
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
+from xml.parsers import expat
 from xml.sax.saxutils import quoteattr
 
 from blendrag.index.numbers import written
@@ -59,8 +60,13 @@ def _of_cells(archive: zipfile.ZipFile) -> io.BytesIO:
     book = ElementTree.fromstring(archive.read(path))
     since = next((one.get("date1904", "0") for one in book.iter(f"{{{_MAIN}}}workbookPr")), "0")
     sheets = targets = ""
-    for place, sheet in enumerate(book.iter(f"{{{_MAIN}}}sheet")):
-        kind, target = related.get(sheet.get(f"{{{_OFFICE}}}id", ""), ("", ""))
+    named = [
+        (sheet, *related.get(sheet.get(f"{{{_OFFICE}}}id", ""), ("", "")))
+        for sheet in book.iter(f"{{{_MAIN}}}sheet")
+    ]
+    if named and not any(target in names for *_, target in named):
+        raise Unusable("workbook without the sheets that it names")
+    for place, (sheet, kind, target) in enumerate(named):
         if target in names and kind != "chartsheet":
             parts[target] = _cells(archive.read(target))
             sheets += f'<sheet name={quoteattr(sheet.get("name", ""))} sheetId="{place}" r:id="r{place}"/>'
@@ -88,12 +94,19 @@ _END = re.compile(rb"sheetData(?:\s[^<>]*)?/>|/(?:\w+:)?sheetData\s*>")
 
 
 def _cells(page: bytes) -> bytes:
-    """Return a sheet without what stands around its cells."""
+    """Return a sheet without what stands around its cells, as it is where that is not sure."""
     root, begin = _ROOT.search(page), _DATA.search(page)
     if not root or not begin or not (end := _END.search(page, begin.start())):
         return page
+    if b"<!--" in page[: begin.start()]:
+        return page
     size = b'<%bdimension ref="A1"/>' % begin[1]  # else openpyxl reads all the cells to find it
-    return b"%b%b%b</%b>" % (page[: root.end()], size, page[begin.start() : end.end()], root[1])
+    cells = b"%b%b%b</%b>" % (page[: root.end()], size, page[begin.start() : end.end()], root[1])
+    try:
+        expat.ParserCreate().Parse(cells, True)
+    except expat.ExpatError:  # other signs look like these tags
+        return page
+    return cells
 
 
 _DATES = {*map(str, (*range(27, 37), *range(50, 59)))}  # formats of East Asia that openpyxl does not know
@@ -122,7 +135,6 @@ _BY_FORMULA = re.compile(
     rb"""HYPERLINK\(\s*("|&quot;)((?!#)(?:(?!"|&quot;)[^<])++)\2\s*[,)]"""
 )
 _CELL = re.compile(r"[A-Z]{1,3}[1-9]\d{0,6}")
-_RELATED = re.compile(rb"<Relationship\s[^<>]*>")
 _ATTRIBUTE = re.compile(r"""(?<![\w:])([\w:]+)\s*=\s*(?:"([^"]*)"|'([^']*)')""")
 
 
@@ -156,7 +168,10 @@ def _related(archive: zipfile.ZipFile, path: str) -> dict[str, _Part]:
     """Return what a part of a workbook names, by what it calls it."""
     folder, name = posixpath.split(path)
     about = posixpath.join(folder, "_rels", f"{name}.rels")
-    parts = _found(_RELATED, archive.read(about)) if about in archive.namelist() else []
+    parts: list[ElementTree.Element] = []
+    if about in archive.namelist():
+        with contextlib.suppress(ElementTree.ParseError):  # what it leads to is missing, or not needed
+            parts = ElementTree.fromstring(archive.read(about)).findall("{*}Relationship")
     return {
         part.get("Id", ""): _Part(posixpath.basename(part.get("Type", "")), part.get("Target", ""))
         for part in parts

@@ -109,6 +109,29 @@ def test_names_of_parts_are_the_same_in_any_case_and_with_any_separator(file: by
     assert read_archive(archive(parts)) == read_archive(file)
 
 
+@pytest.mark.parametrize("file", [docx(), xlsx()], ids=["docx", "xlsx"])
+def test_media_of_documents_are_not_copied(file: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    part_of = zipfile.ZipFile.read
+    monkeypatch.setattr(
+        zipfile.ZipFile, "read", lambda self, name, *rest: read.append(str(name)) or part_of(self, name)
+    )
+    folder = "word" if read_archive(file).metadata == {} else "xl"
+    with_media = archive(parts_of(file) | {f"{folder}/media/film.mp4": bytes(100)})
+    read.clear()
+    assert read_archive(with_media) == read_archive(file)
+    assert not any("film" in name for name in read)
+
+
+@pytest.mark.parametrize("file", [docx(), pptx(), xlsx()], ids=["docx", "pptx", "xlsx"])
+def test_broken_part_that_is_needed_is_a_reason(file: bytes) -> None:
+    for name in ("word/document.xml", "ppt/presentation.xml", "xl/workbook.xml"):
+        parts = parts_of(file)
+        if name in parts:
+            with pytest.raises(Unusable, match="broken"):
+                read(read_archive, archive(parts | {name: b"<broken"}))
+
+
 def test_link_that_leads_to_nothing_costs_no_text() -> None:
     broken = renamed(docx(), (b'Id="rId2"', b'Id="rId99"'))
     assert read_archive(broken).text == read_archive(docx()).text.replace("[form](forms/b7.pdf)", "form")

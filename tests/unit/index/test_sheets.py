@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -30,10 +32,6 @@ def workbook(drawing: str) -> bytes:
 CELLS = "# Sheet\n\n| [form](https://example.com/b7.pdf?a=1&b=2) |\n| --- |"
 SAID = "<xdr:nv><xdr:cNvPr descr='{}'/></xdr:nv>"
 CHART = "<xdr:graphicFrame><xdr:nv><xdr:cNvPr descr='costs'/></xdr:nv></xdr:graphicFrame>"
-SHARED = (
-    '<Override PartName="/xl/sharedStrings.xml" '
-    'ContentType="application/vnd.openxmlformats-officedocument.spreadsheetml.sharedStrings+xml"/>'
-)
 IN_CHOICE = "<x><y:AlternateContent xmlns:y='z'><y:Choice>{}</y:Choice><y:Fallback>{}</y:Fallback>"
 IN_CHOICE += "</y:AlternateContent></x>"
 
@@ -164,7 +162,10 @@ def test_workbook_without_the_styles_that_its_cells_name_keeps_their_numbers(los
         ("docProps/core.xml", b">20", b">in 20"),
         ("xl/workbook.xml", b"</sheets>", b"</sheets><calcPr calcMode='never'/>"),
         ("xl/workbook.xml", b"</sheets>", b"<sheet name='lost' sheetId='9' id='rId99'/></sheets>"),
-        ("[Content_Types].xml", b"</Types>", SHARED.encode() + b"</Types>"),
+        ("xl/worksheets/sheet1.xml", b"<sheetData", b"<!-- <sheetData/> --><sheetData"),
+        ("xl/worksheets/sheet1.xml", b"</sheetData>", b"<!-- </sheetData> --></sheetData>"),
+        ("xl/worksheets/sheet1.xml", b"<worksheet ", b"<worksheet a='>' "),
+        ("xl/_rels/workbook.xml.rels", b"</Relationships>", b"<!-- > --></Relationships>"),
     ],
 )
 def test_flaw_of_a_workbook_that_no_cell_needs_costs_no_cell(part: str, before: bytes, flawed: bytes) -> None:
@@ -178,6 +179,38 @@ def test_flaw_of_a_workbook_that_no_cell_needs_costs_no_cell(part: str, before: 
     broken = parts[part].replace(before, flawed)
     assert broken != parts[part]
     assert read_archive(archive(parts | {part: broken})).text == "# Sheet\n\n| 2023-03-15 |\n| --- |"
+
+
+def in_utf_16(part: bytes) -> bytes:
+    return b"<?xml version='1.0' encoding='UTF-16'?>".decode().encode("utf-16") + (
+        part[part.find(b"?>") + 2 if part.startswith(b"<?") else 0 :].decode().encode("utf-16-le")
+    )
+
+
+def with_prefixes(part: bytes) -> bytes:
+    root = ElementTree.fromstring(part)
+    return ElementTree.tostring(root)  # ns0: by itself
+
+
+@pytest.mark.parametrize("written", [in_utf_16, with_prefixes])
+@pytest.mark.parametrize("of", [".rels", "xml"])
+def test_workbook_is_read_however_its_parts_are_written(written: Callable[[bytes], bytes], of: str) -> None:
+    parts = {name: written(part) if name.endswith(of) else part for name, part in parts_of(xlsx()).items()}
+    assert read_archive(archive(parts)) == read_archive(xlsx())
+
+
+@pytest.mark.parametrize(
+    "about", [b"<Relationships/>", b"<Relationships", b"<Relationship Id='rId1' Target='lost.xml'/>"]
+)
+def test_workbook_whose_sheets_are_not_found_is_refused(about: bytes) -> None:
+    with pytest.raises(Unusable, match="without the sheets"):
+        read_archive(archive(parts_of(xlsx()) | {"xl/_rels/workbook.xml.rels": about}))
+
+
+def test_links_of_a_sheet_that_are_broken_cost_no_cell() -> None:
+    parts = parts_of(workbook("<x/>"))
+    parts["xl/worksheets/_rels/sheet1.xml.rels"] = "<Relationships"
+    assert read_archive(archive(parts)).text == "# Sheet\n\n| form |\n| --- |"
 
 
 @pytest.mark.parametrize(("id", "text"), [(31, "2023-03-15"), (57, "2023-03-15"), (37, "45000")])
