@@ -21,7 +21,7 @@ from blendrag.index.text import Content, Unusable, decode
 if TYPE_CHECKING:
     from pypdf import PageObject, PdfReader
 
-READER_VERSION = 10
+READER_VERSION = 11
 """The version of what the readers make of the same bytes: raise it with each change."""
 
 HEAD_BYTES = 8192
@@ -176,7 +176,7 @@ _LETTERS = {0: None, 0x7F: "\u2022", 0xAD: "-"} | {
     place: unicodedata.normalize("NFKC", chr(place)) for place in range(0xFB00, 0xFB07)
 }
 """Letters by the signs that typesetting has for several, which nobody searches for; nor for zeros, of fonts
-without names for their letters. Windows has the bullet where others end a text."""
+without names for their letters. WinAnsiEncoding shows 0x7F as a bullet."""
 
 
 def read_html(data: bytes) -> Content:
@@ -200,7 +200,7 @@ def _refused(reason: str) -> Reader:
     return refuse
 
 
-_refuse_mail = _refused("mail: save its text as .txt, its page as .html")
+_refuse_mail = _refused("mail: save its text alone as .txt, its page as .html")
 _TEXT = (
     "", ".txt", ".text", ".log", ".rst", ".adoc", ".asciidoc", ".org", ".wiki", ".mediawiki", ".textile",
     ".typ", ".tex", ".bib", ".srt", ".vtt", ".csv", ".tsv", ".tab", ".json", ".jsonl", ".ndjson", ".jsonc",
@@ -237,10 +237,16 @@ _BEGINNINGS: tuple[tuple[bytes, Reader], ...] = (
     (b"{\\rtf", _refused("RTF: save it as .docx or as text")),
 )
 _PAGE = re.compile(
-    rb"(?:\s|<\?xml[^>]*>|<!--(?:(?!-->).)*-->)*<(?:!doctype\s+html|html|table)\b", re.I | re.S
-)
+    rb"(?:\s|<\?xml[^>]*>|<!--(?:(?!-->).)*-->)*<(?:!doctype\s+html|html|(table))\b", re.I | re.S
+)  # a table alone may begin Markdown, too
 
-_MAIL = re.compile(rb"(?:From [^\n]*\n)?(?:[\w-]+:[^\n]*\n(?:[ \t][^\n]*\n)*)*?MIME-Version:", re.I)
+# Mail that is no text as it is: in parts, or encoded. Patches of Git have such heads around their text.
+_HEADERS = re.compile(rb"(?!From [\da-f]{40,64} )(?:From [^\n]*\n)?(?:[\w-]+:[^\n]*\n(?:[ \t][^\n]*\n)*)+")
+_MIME = re.compile(rb"^MIME-Version:", re.I | re.M)
+_ENCODED = re.compile(
+    rb"^Content-(?:Type:\s*multipart/|Transfer-Encoding:\s*(?:base64|quoted-printable)\b)", re.I | re.M
+)
+_PATCHES = (".patch", ".diff")
 
 
 def find_reader(suffix: str, head: bytes, default: Reader | None = None) -> Reader | None:
@@ -250,11 +256,14 @@ def find_reader(suffix: str, head: bytes, default: Reader | None = None) -> Read
     for beginning, reader in _BEGINNINGS:
         if bare.startswith(beginning):
             return reader
-    if _MAIL.match(bare):
-        return _refuse_mail
-    if suffix.lower() not in READERS.keys() - {""} and _PAGE.match(bare):
+    suffix = suffix.lower()
+    if suffix not in _PATCHES and (headers := _HEADERS.match(bare)):
+        if _MIME.search(headers[0]) and _ENCODED.search(headers[0]):
+            return _refuse_mail
+    page = _PAGE.match(bare) if suffix not in READERS.keys() - {""} else None
+    if page and (suffix or not page[1]):
         return read_html
-    return READERS.get(suffix.lower(), default)
+    return READERS.get(suffix, default)
 
 
 def read(reader: Reader, data: bytes) -> Content:

@@ -32,7 +32,7 @@ _BYTE_ORDER_MARKS = (
 )
 _SAMPLE = 1 << 16
 _BROKEN = "\ufffd"
-# Of what is in another encoding, most letters are broken, or as many beside others (of Thai, Chinese).
+# A broken letter directly beside another one that is not ASCII, as in text of another encoding.
 _AMONG_OTHERS = re.compile(rf"{_BROKEN}[^\0-\x7f]|[^\0-\x7f]{_BROKEN}")
 _XML = re.compile(rb"""\s*<\?xml\b[^<>]*?\bencoding\s*=\s*["']([\w.:-]+)""")
 _NOT_TAKEN = re.compile(r"utf|unicode|(us-)?ascii|x-user", re.IGNORECASE)  # declared of what is none
@@ -53,7 +53,7 @@ def _decode(data: bytes, declared: str) -> str:
         if data.startswith(mark):
             return data.decode(encoding, errors="replace")
     used = data.rstrip(b"\0")  # zeros at the end may fill a block
-    if b"\0" in used or 2 * len(used) < len(data):
+    if b"\0" in used or 2 * len(used) < len(data) or (used != data and not _is_utf_8(used)):
         return _decode_16_bit(data)
     data = used
     if len(data.translate(None, _CONTROL)) < 0.95 * len(data):
@@ -72,6 +72,14 @@ def _decode(data: bytes, declared: str) -> str:
         with contextlib.suppress(LookupError):
             return data.decode(_encoding(declared), errors="replace")
     return data.decode(_detected(_ASCII.sub(b"\n", data)[:_SAMPLE]), errors="replace")
+
+
+def _is_utf_8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 # Of a letter beyond 16 bits, as Java and MySQL may write it (CESU-8), or one alone where it is cut.

@@ -128,6 +128,8 @@ def test_text_that_mentions_or_holds_another_format_is_text() -> None:
         assert content(page, suffix).text == page.decode()
     for suffix in ("", ".html", ".shtml", ".xls"):  # other programs save tables so
         assert content(page, suffix).text == "x"
+    table = b"<table><tr><td>x</table>\n\n- a\n- b\n"
+    assert content(table, "").text == table.decode(), "a README, perhaps"
     assert content(b"<table><tr><td>x</table>", ".xls").text == "| x |\n| --- |"
     for before in (b"<?xml version='1.0'?>\n", b"<!-- saved from url -->\r\n<!-- x -->"):
         assert content(before + page, ".aspx").text == "x"
@@ -146,11 +148,33 @@ def test_mail_is_refused_not_read_in_its_transfer_encoding() -> None:
         content(b"Subject: x\nContent-Transfer-Encoding: quoted-printable\n\ncaf=C3=A9", ".eml")
 
 
+HEADERS = b"From: <Saved by Blink>\r\nReceived: from a\r\n\tby b\r\n" + 200 * b"X-A: b\r\n"
+HEADERS += b"%s\r\nMIME-Version: 1.0\r\n%s\r\n\r\n<p>caf=C3=A9"
+
+
 @pytest.mark.parametrize("suffix", ["", ".txt", ".html", ".doc"])
-def test_mail_is_refused_under_another_name(suffix: str) -> None:
-    headers = b"From: <Saved by Blink>\r\nReceived: from a\r\n\tby b\r\n" + 200 * b"X-A: b\r\n"
-    with pytest.raises(Unusable, match="mail"):
-        content(headers + b"MIME-Version: 1.0\r\n\r\n<p>caf=C3=A9", suffix)
+@pytest.mark.parametrize(
+    "encoded",
+    [
+        b"Content-Type: multipart/related;\r\n\tboundary=x",
+        b"content-type:\r\n multipart/mixed",
+        b"Content-Transfer-Encoding: quoted-printable",
+        b"Content-Transfer-Encoding: BASE64",
+    ],
+)
+def test_mail_in_parts_or_encoded_is_refused_under_any_name(encoded: bytes, suffix: str) -> None:
+    for mail in (HEADERS % (encoded, b"X-B: c"), HEADERS % (b"X-B: c", encoded)):
+        with pytest.raises(Unusable, match="mail"):
+            content(mail, suffix)
+
+
+@pytest.mark.parametrize("suffix", ["", ".txt", ".md", ".patch", ".diff"])
+def test_mail_or_patch_that_is_text_as_it_is_is_read(suffix: str) -> None:
+    mail = b"From: Anna\nSubject: [PATCH] Crane\nMIME-Version: 1.0\nContent-Type: text/plain\n\nIt lifts.\n"
+    commit = b"From %s Mon Sep 17 00:00:00 2001\n" % (b"0a" * 20)
+    attached = commit + mail.replace(b"text/plain", b"multipart/mixed")
+    for text in (mail, commit + mail, attached):
+        assert content(text, suffix).text == text.decode()
 
 
 def test_text_about_mail_is_text() -> None:
