@@ -17,29 +17,31 @@ class _Field:
     begin: Element
     around: list[Element] | None
     codes: list[Element] = field(default_factory=list)
+    has_begun: bool = False  # its result
     has_result: bool = False
 
 
 def leave_codes(root: Element) -> None:
     """Leave out the text in fields' codes, and the lists of choices that show beside them what is chosen."""
-    code: list[Element] | None = None  # of the outermost field whose result has not begun
+    code: list[Element] | None = None  # with results in it, of the outermost field before its result
     fields: list[_Field] = []
     for element in root.iter():
         match element.get(_KIND):
             case "begin":
                 fields.append(_Field(element, code))
                 code = [] if code is None else code
-            case "separate" if fields:
-                _write(fields[-1].codes, address(_text_of(fields[-1].codes)))
-                if fields[-1].around is None:
-                    for text in code or ():
-                        text.text = ""
-                    code = None
+            case "separate" if fields and not fields[-1].has_begun:
+                begun = fields[-1]
+                begun.has_begun = True
+                parts = begun.codes if code is None or begun.around is not None else code
+                _write(begun.codes, address(_text_of(parts)), parts)
+                code = begun.around
             case "end" if fields:
                 ended = fields.pop()
-                code = ended.around
-                if code is None and not ended.has_result and (shown := _shown(_text_of(ended.codes))):
-                    _write(ended.codes, shown)
+                parts, code = code or ended.codes, ended.around
+                bare = code is None and ended.codes and not ended.has_result
+                if bare and (words := shown(_text_of(parts))):
+                    _write(ended.codes, words, parts)
                     ended.codes[0].tag, ended.has_result = _T, True
                 if ended.has_result and fields:
                     fields[-1].has_result = True
@@ -47,6 +49,8 @@ def leave_codes(root: Element) -> None:
             continue
         if element.tag == _CODE:
             fields[-1].codes.append(element)
+            if code is not None and fields[-1].around is None:
+                code.append(element)
         elif element.tag == _T and code is not None:
             code.append(element)
         elif element.tag == _T:
@@ -70,16 +74,19 @@ def _sign(of: str) -> Element:
 
 
 def _text_of(codes: list[Element]) -> str:
+    """Return what stands in a field's code, which Word may part anywhere."""
     return "".join(code.text or "" for code in codes)
 
 
-def _write(codes: list[Element], text: str) -> None:
-    for code in codes:
-        code.text, text = text, ""
+def _write(codes: list[Element], text: str, instead_of: list[Element]) -> None:
+    for part in instead_of:
+        part.text = ""
+    for code in codes[:1]:
+        code.text = text
 
 
 _LINK = re.compile(r"\s*HYPERLINK\b")
-_WORDS = re.compile(r'\\([a-z])|"((?:\\.|[^"\\])*+)"?|([^\s"\\]\S*)', re.I)
+_WORDS = re.compile(r'\\([a-z*@#])(?=[\s"]|$)|"((?:\\.|[^"\\])*+)"?|([^\s"]\S*)', re.I)
 
 
 def address(code: str) -> str:
@@ -90,11 +97,13 @@ def address(code: str) -> str:
     for named, quoted, bare in _WORDS.findall(code, link.end()):
         word = re.sub(r'\\(["\\])', r"\1", quoted) or bare
         if named:
-            switch = named.lower() if named in "lLoOtT" else ""  # the others stand alone
+            switch = named.lower() if named in "lLoOtT*@#" else ""  # the others stand alone
         elif switch:
             place, switch = word if switch == "l" else place, ""
         else:
             target = target or word
+    if not target and not place:
+        return ""
     leads_to = f'"{target}#{place}"' if target and place else f'"{target}"' if target else f'\\l "{place}"'
     return f"HYPERLINK {leads_to}"
 
@@ -103,14 +112,19 @@ _BUTTON = re.compile(r"\s*(?:MACRO|GOTO)BUTTON\s+\S+\s+(.*)", re.S)
 _EQUATION = re.compile(r"\s*EQ\s(.*)", re.S)
 _FRACTION = re.compile(r"\\f\s*\(([^(),;]*)[,;]([^(),;]*)\)", re.I)
 _READING = re.compile(r"\\o(?:\\a\w)?\s*\(\\s\\up\s*(?:\d+\s*)?\(([^()]*)\)[,;]([^(),;]*)\)", re.I)
+_ROOT = re.compile(r"\\r\s*\((?:([^(),;]*)[,;])?([^(),;]*)\)", re.I)
 _SWITCH = re.compile(r'\\\*\s*(?:"[^"]*"|\S+)|\\[a-z]+\s*\d*', re.I)
+_SIGN = re.compile(r"\\([,;()])")
+_MEANT = {0xF0000 + ord(sign): sign for sign in ",;()"}  # no signs of any text
 
 
-def _shown(code: str) -> str:
+def shown(code: str) -> str:
     """Return what a field shows that has no result: words, an equation."""
     if button := _BUTTON.match(code):
         return button[1].strip()
     if equation := _EQUATION.match(code):
-        plain = _FRACTION.sub(r"\1/\2", _READING.sub(r"\2(\1)", equation[1]))
-        return _SWITCH.sub("", plain).strip()
+        plain = _SIGN.sub(lambda sign: chr(0xF0000 + ord(sign[1])), equation[1])
+        plain = _FRACTION.sub(r"\1/\2", _READING.sub(r"\2(\1)", plain))
+        plain = _ROOT.sub(lambda root: f"√{f'[{root[1]}]' if root[1] else ''}({root[2]})", plain)
+        return _SWITCH.sub("", plain).translate(_MEANT).strip()
     return ""

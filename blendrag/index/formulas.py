@@ -41,4 +41,5 @@ def formula(element: Any) -> str:
 
 
 def local(element: Any) -> str:
+    """Return an element's name without its namespace."""
     return str(element.tag).rpartition("}")[2]

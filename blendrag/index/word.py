@@ -14,7 +14,7 @@ from typing import NamedTuple
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
-from blendrag.index.fields import VAL, W, field_of, leave_codes
+from blendrag.index.fields import VAL, W, field_of, leave_codes, shown
 from blendrag.index.formulas import MATH, formula, local
 from blendrag.index.html import markdown
 from blendrag.index.numbers import formatted
@@ -185,9 +185,11 @@ def _described(element: Element) -> Iterator[str]:
 
 
 def _said(element: Element) -> str:
-    """Return what a drawn title says, or what is chosen of a list."""
+    """Return what a drawn title says, what is chosen of a list, or what a field without a result shows."""
     if local(element) == "textpath":
         return element.get("string", "")
+    if local(element) == "fldSimple":
+        return shown(element.get(f"{W}instr", ""))
     for choice in element.iter(f"{W}ddList") if local(element) == "fldChar" else ():
         offered = [entry.get(VAL, "") for entry in choice.iter(f"{W}listEntry")]
         chosen = _int(_value(choice, "result") or _value(choice, "default"))

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from blendrag.index import word
+from blendrag.index import fields, word
 from blendrag.index.office import read_archive
 from office_files import FORMS, MATH, M, W, docx, paragraph
 
@@ -122,6 +122,7 @@ def test_note_whose_sign_stands_alone_in_a_direction_or_field_is_kept() -> None:
         (r'HYPERLINK \m \o "Tip" "http://x.test/a" \l "s2"', "http://x.test/a#s2"),
         (r"HYPERLINK http://x.test/a \h", "http://x.test/a"),
         (r'HYPERLINK "\\\\host\\b7.pdf"', r"\\\\host\\b7.pdf"),  # as Markdown writes it
+        (r"HYPERLINK \\server\share\x", r"\\\\server\\share\\x"),
         (r'HYPERLINK \l "s2" \o "Tip"', ""),
     ],
 )
@@ -133,10 +134,41 @@ def test_link_of_a_field_leads_where_its_switches_say(code: str, link: str) -> N
         assert read_archive(docx(f"<w:p>{written}</w:p>")).text == shown
 
 
+@pytest.mark.parametrize("code", ["HYPERLINK ", r"HYPERLINK  \* MERGEFORMAT", r'HYPERLINK \o "Tip"'])
+def test_link_that_leads_nowhere_is_its_text(code: str) -> None:
+    begun = f"{BEGIN}<w:r><w:instrText>{code}</w:instrText></w:r>"
+    simple = f"<w:fldSimple w:instr='{code}'>{run('form')}</w:fldSimple>"
+    for written in (simple, f"{begun}{SEPARATE}{run('form')}{END}"):
+        assert read_archive(docx(f"<w:p>{written}</w:p>")).text == "form"
+
+
+@pytest.mark.parametrize("rest", [END, SEPARATE + END])
+def test_field_shows_results_in_its_code_where_they_stand(rest: str) -> None:
+    def code(text: str) -> str:
+        return f"<w:r><w:instrText>{text}</w:instrText></w:r>"
+
+    inner = f"{BEGIN}{code('REF n')}{SEPARATE}{run('40')}{END}"
+    outer = f"{BEGIN}{code(' EQ &#92;f(')}{inner}{code(',2)')}{rest}"
+    assert read_archive(docx(f"<w:p>{run('so ')}{outer}{run(' t')}</w:p>")).text == "so 40/2 t"
+
+
+def test_parts_of_a_field_s_code_are_each_written_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[int] = []
+    write = fields._write
+    monkeypatch.setattr(fields, "_write", lambda *of: written.append(len(of[-1])) or write(*of))
+    part = "<w:r><w:instrText>x</w:instrText></w:r>" + SEPARATE
+    root = ElementTree.fromstring(f"<w:p {W}>{BEGIN}{part * 1_000}{END}</w:p>")
+    fields.leave_codes(root)
+    assert sum(written) < 10_000
+
+
 @pytest.mark.parametrize(
     ("code", "text"),
     [
         (r"EQ \f(1,2)", "1/2"),
+        (r"EQ \r(3,x)", "√[3](x)"),
+        (r"EQ \r(x)", "√(x)"),
+        (r"EQ \f(1\,5;2)", "1,5/2"),
         (r'EQ \* jc2 \* "Font:MS Mincho" \o\ad(\s\up 9(かん),漢)', "漢(かん)"),
         ("MACROBUTTON NoMacro [Click here]", "[Click here]"),
         ('XE "cranes"', ""),
@@ -144,8 +176,9 @@ def test_link_of_a_field_leads_where_its_switches_say(code: str, link: str) -> N
 )
 def test_field_without_a_result_shows_its_equation_or_button(code: str, text: str) -> None:
     written = f"{run('so ')}{BEGIN}<w:r><w:instrText> {code} </w:instrText></w:r>"
-    for rest in (END, SEPARATE + END):
-        assert read_archive(docx(f"<w:p>{written}{rest}</w:p>")).text == f"so {text}".strip()
+    simple = f"{run('so ')}<w:fldSimple w:instr='{code}'/>"
+    for field in (written + END, written + SEPARATE + END, simple):
+        assert read_archive(docx(f"<w:p>{field}</w:p>")).text == f"so {text}".strip()
     assert read_archive(docx(f"<w:p>{written}{SEPARATE}{run('x')}{END}</w:p>")).text == "so x"
 
 
