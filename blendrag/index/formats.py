@@ -257,9 +257,9 @@ def find_reader(suffix: str, head: bytes, default: Reader | None = None) -> Read
         if bare.startswith(beginning):
             return reader
     suffix = suffix.lower()
-    if suffix not in _PATCHES and (headers := _HEADERS.match(bare)):
-        if _MIME.search(headers[0]) and _ENCODED.search(headers[0]):
-            return _refuse_mail
+    headers = _HEADERS.match(bare) if suffix not in _PATCHES else None
+    if headers and _MIME.search(headers[0]) and _ENCODED.search(headers[0]):
+        return _refuse_mail
     page = _PAGE.match(bare) if suffix not in READERS.keys() - {""} else None
     if page and (suffix or not page[1]):
         return read_html

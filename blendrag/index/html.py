@@ -29,8 +29,15 @@ def read_html(data: bytes) -> Content:
 
 def _has_words(text: str, words: str) -> bool:
     """Return whether these words stand in a text, not as parts of longer ones."""
-    parts = text.split(words)
-    return any(not before[-1:].isalnum() and not after[:1].isalnum() for before, after in pairwise(parts))
+    ends = pairwise(text.split(words))
+    return any(not _joins(one[-1:], words[:1]) and not _joins(words[-1:], other[:1]) for one, other in ends)
+
+
+def _joins(before: str, behind: str) -> bool:
+    """Return whether these are letters of one word, of a script with blanks between words."""
+    return all(
+        sign.isalnum() and (sign.isascii() or sign.lower() != sign.upper()) for sign in (before, behind)
+    )
 
 
 def markup(data: bytes) -> str:
@@ -81,6 +88,9 @@ _LINE_NUMBERS = (
 # Of styles: a line of its own; all its blanks kept, as code; lines kept.
 _LINE = re.compile(r"(?<![\w-])display\s*:\s*block(?![\w-])", re.I)
 _CODE_STYLE = re.compile(r"(?<![\w-])white-space\s*:\s*pre\b(?!-)", re.I)
+_WRAPPED_STYLE = re.compile(r"(?<![\w-])white-space\s*:\s*(?:pre-wrap|break-spaces)", re.I)
+_CODE_FONT = re.compile(r"monospace|consolas|menlo|courier", re.I)
+_INDENTED = re.compile(r"^[ \xa0]{2,}\S", re.M)
 _KEEPING = re.compile(r"(?<![\w-])white-space\s*:\s*(?:pre|break)", re.I)
 _TEX = "math annotation[encoding='application/x-tex']"
 # No character of any text. It stands around code in a line, which would become HTML beside another backtick.
@@ -193,9 +203,13 @@ def _keep_lines(page: Document) -> None:
         before = more.previous_sibling
         if isinstance(before, Element) and not before.text.endswith("\n"):
             more.insert_before(Text("\n"))
-    boxes = page.select("div[style*='white-space' i]")
-    boxes = [box for box in boxes if _CODE_STYLE.search(box.attr("style") or "")]
-    mixed = _all_nearest(page.select("a, img, table") if boxes else [], *boxes)
+    styles = {box: box.attr("style") or "" for box in page.select("div[style*='white-space' i]")}
+    wrapped = [box for box, style in styles.items() if _WRAPPED_STYLE.search(style)]
+    texts = (each for each in page.descendants if wrapped and isinstance(each, Text))
+    boxes = [box for box, style in styles.items() if _CODE_STYLE.search(style)]
+    boxes += [box for box in wrapped if _CODE_FONT.search(styles[box])]
+    boxes += _all_nearest([text for text in texts if _INDENTED.search(text.data)], *wrapped)
+    mixed = _all_nearest(page.select(f"a, img, {_NO_CODE}") if boxes else [], *boxes)
     for box in set(boxes).difference(mixed):  # code, as editors copy it
         box.tag = "pre"
     styled = page.select("[style*='white-space' i]:not(pre)")
@@ -235,10 +249,11 @@ def _block_code(page: Document) -> None:
         around.tag = "div"
     for around in _all_nearest(page.select(_NO_CODE), *_CODE):
         around.tag = "div"
+    prose = set(_all_nearest(page.select("tt :is(a, img, p)"), "tt"))  # in letters of a typewriter
     lines = page.select("br, p, div") if page.select_one(", ".join(_CODE)) else []
     for sample, outer in _nearest(_all_nearest(lines, *_CODE), *alone):
         if outer is None:
-            sample.tag = "pre"
+            sample.tag = "div" if sample in prose else "pre"
             for text in [each for each in sample.descendants if isinstance(each, Text)]:
                 text.data = text.data.replace("\n", " ")
     for picture, code in _nearest(page.select("img[alt]"), "pre", *_CODE):
@@ -278,10 +293,10 @@ def _number(written: str | None, default: int) -> int:
     return int(written) if written and re.fullmatch(r"\d{1,9}", written) else default
 
 
-def _nearest(nodes: Iterable[N], *tags: str | Element) -> Iterator[tuple[N, Element | None]]:
+def _nearest(nodes: Iterable[N], *around: str | Element) -> Iterator[tuple[N, Element | None]]:
     """Yield each of these with the nearest element around it that is one of those, or has such a name. No
     node is looked at twice."""
-    sought = frozenset(tags)
+    sought = frozenset(around)
     known: dict[Node, Element | None] = {}
     for inner in nodes:
         path: list[Node] = []
@@ -300,9 +315,9 @@ def _nearest(nodes: Iterable[N], *tags: str | Element) -> Iterator[tuple[N, Elem
         yield inner, found
 
 
-def _all_nearest(nodes: Iterable[Node], *tags: str | Element) -> list[Element]:
+def _all_nearest(nodes: Iterable[Node], *around: str | Element) -> list[Element]:
     """Return the elements of such names that are the nearest ones around any of these, each once."""
-    return list(dict.fromkeys(found for _, found in _nearest(nodes, *tags) if found is not None))
+    return list(dict.fromkeys(found for _, found in _nearest(nodes, *around) if found is not None))
 
 
 _ROWS = ("thead", "tbody", "tfoot", "tr")

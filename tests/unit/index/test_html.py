@@ -228,11 +228,18 @@ def test_xhtml_is_read() -> None:
         ("<h2 style='white-space:pre-wrap'>a<b style='white-space:normal'>\nb</b>", "## a b"),
         ("<div style='a:b;white-space: pre;'><div>x:</div><div>  y</div></div>", "```\nx:\n  y\n```"),
         ("<div style='white-space:pre'>a <a href=u>b</a></div>", "a [b](u)"),
+        ("<div style='font-family:monospace;white-space:pre-wrap'>x:\n y</div>", "```\nx:\n y\n```"),
+        ("<div style='font:9px Menlo;white-space:break-spaces'><b>x:</b>\n y</div>", "```\nx:\n y\n```"),
+        ("<div style='white-space:pre-wrap'>x:\n  y</div>", "```\nx:\n  y\n```"),
+        ("<div style='white-space:pre-wrap'>\n  <p>a\n b</p>\n  <p>c</p></div>", "a\nb\n\nc"),
+        ("<div style='white-space:pre-wrap'>  a<h2>b</h2>c</div>", "a\n\n## b\n\nc"),
         ("<pre><code>a</code><code>b\n</code><code>c</code> <code>d</code></pre>", "```\na\nb\nc d\n```"),
         ("<pre><span style='display:block'>a</span><span style='display: block'>b</span>", "```\na\nb\n```"),
         ("<p><span style='display:block'>a</span>b <span style='display:block-ruby'>c</span>", "a\n\nb c"),
         ("run <code>a:<br>&nbsp; b</code> now", "run\n\n```\na:\n  b\n```\n\nnow"),
         ("<samp><p>a\nb</p><p>c</p></samp><kbd><div>d</div></kbd>", "```\na b\nc\n```\n\n```\nd\n```"),
+        ("<tt><p>a <a href=u>b</a>\n<img src=s alt=c></p><p>d</p></tt>", "a [b](u) ![c](s)\n\nd"),
+        ("so <tt>x:<br>&nbsp; y</tt>", "so\n\n```\nx:\n  y\n```"),
         ("<code style='white-space:pre'>a\n  b</code>", "```\na\n  b\n```"),
         ("<code>a <pre>b\n c</pre></code><tt><ul><li>d</ul></tt>", "a\n\n```\nb\n c\n```\n\n- d"),
         ("<table><tr><td><code>a<br>b</code><td>c</table>", "| `a b` | c |\n| --- | --- |"),
@@ -263,6 +270,10 @@ def test_structure_is_markdown(page: str, text: str) -> None:
 def test_title_stands_first_and_once() -> None:
     assert read_html(b"<title>T\n x</title><p>y") == Content("# T x\n\ny", {"title": "T x"})
     assert read_html(b"<title>T</title><h1>T</h1><p>y").text == "# T\n\ny"
+    for title, text in (("日本", "日本語の"), ("한국", "한국의"), ("C", "C言語"), ("(T)", "a(T)b")):
+        page = read_html(f"<title>{title}</title><p>{text}".encode())
+        assert page == Content(text, {"title": title})
+    assert read_html("<title>Дом</title><p>Дома".encode()).text == "# Дом\n\nДома"
     assert read_html(b"<title>API</title><h1>RAPID</h1>").text == "# API\n\n# RAPID"
     assert (
         read_html(b"<head><title>T</title><title>U</title><title>V</title></head>y").text
@@ -312,6 +323,7 @@ REPEATED = (
     "<b class=lineno>1", "<a href=#x>", "<label>x", "<div class=fragment><div class=line>",
     "<pre><button>", "<table><tfoot>", "<sup>", "<b></b><sup>", "<b><sub>1", "<code><br>", "<code><pre>",
     "<pre><a href=x://y>z", "<pre><code>x</code>", "<b><img alt=x>", "<div style='white-space:pre'>x<a>",
+    "<div style='white-space:pre-wrap'>\n  x", "<tt><br><a>x", "<tt><p>",
     "<p style='white-space:pre'>\nx\n", "<span style='display:block'>", "<table><tr><td><ul>",
     "<title>x</title>",
 )  # fmt: skip
