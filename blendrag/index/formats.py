@@ -21,7 +21,7 @@ from blendrag.index.text import Content, Unusable, decode
 if TYPE_CHECKING:
     from pypdf import PageObject, PdfReader
 
-READER_VERSION = 11
+READER_VERSION = 10
 """The version of what the readers make of the same bytes: raise it with each change."""
 
 HEAD_BYTES = 8192
