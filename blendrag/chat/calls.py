@@ -21,13 +21,17 @@ from blendrag.text import plain
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _JSON = json.JSONDecoder(strict=False)  # models write line ends into strings as they are
 _BEGIN = re.compile(r"[\s,;\[\]}]*(?={)")  # of a call, also in a list; small models close it once too often
+_ENDED = re.compile(r"\A[\s\]}]*(?:[,;]\s*\Z)?")  # what else ends a call, or the last of several
 _BEGUN = re.compile(
     r'[\s\[]*{\s*(?:"type"\s*:\s*"function"\s*,\s*"function"\s*:\s*{\s*)?"name"\s*:\s*"([^"]*)"'
-    r"|\s*\[\s*(\w+)\("
 )
+_PYTHON = re.compile(r"\s*\[\s*(\w+)\((?![\s\S]*\)\s*]\s*[^\s\[])")  # a list, and no text behind it
 # What begins otherwise is no call without a mark: JSON, or Python's.
 _MAYBE = re.compile(r'[\s,;\[\]}]*(?:{\s*(?:"|\Z)|\Z)|\s*\[\s*[\w.]*(?:\(|\Z)')
-_FOLLOWED = r"(?=\s*(?:[{\[<'\"`]|\Z))"  # by words, if prose only mentions the tag
+# Behind a tag a call follows; where words do, prose only mentions the tag: unless it is closed, and they
+# begin at once, or in the next line. Until an answer ends, that may yet be, and a word become a tool's name.
+_CLOSED = rf"[\w\n](?:(?!{OPEN})[\s\S])*?{CLOSE}"
+_PERHAPS = r"[\w\n]|\s*\w\S*\Z"
 _ARGUMENTS = ("arguments", "parameters", "args", "input")
 
 
@@ -63,17 +67,25 @@ def visible(text: str, request: ChatRequest, parser: ToolParser | None = None) -
         return text
     if request.forced or (parser is not None and parser.marks is None) or _MAYBE.match(text):
         return ""
-    if begin := _marks(parser, *(parser.perhaps if parser else ())).search(text):
+    names = _names(request)
+    if begin := _marks(parser, names, *(parser.perhaps if parser else ()), words=_PERHAPS).search(text):
         return text[: begin.start()]
     marks = (OPEN,) if parser is None else (*(parser.marks or ()), *parser.perhaps)
     held = (n for mark in marks for n in range(len(mark) - 1, 0, -1) if text.endswith(mark[:n]))
     return text[: len(text) - max(held, default=0)]
 
 
-def _marks(parser: ToolParser | None, *more: str) -> re.Pattern[str]:
-    """Return what matches where a call begins, or with one of ``more`` texts."""
+def _names(request: ChatRequest) -> set[str]:
+    return {tool["function"]["name"] for tool in request.offered}
+
+
+def _marks(parser: ToolParser | None, names: set[str], *more: str, words: str = _CLOSED) -> re.Pattern[str]:
+    """Return what matches where a call begins, or with one of ``more`` texts. words: those that may follow a
+    tag, beside the tools' names."""
     marks, tagged = ((OPEN,), True) if parser is None else (parser.marks or (), not parser.end)
-    found = [re.escape(mark) + (_FOLLOWED if tagged and mark == OPEN else "") for mark in marks]
+    known = "|".join(re.escape(name) for name in names if re.fullmatch(r"\w\S*", name)) or "(?!)"
+    call = rf"(?=\s*(?:[{{\[<'\"`]|\Z|(?:{known})(?!\w))|{words})"
+    found = [re.escape(mark) + (call if tagged and mark == OPEN else "") for mark in marks]
     return re.compile("|".join([*found, *map(re.escape, more)]) or "(?!)")
 
 
@@ -88,14 +100,14 @@ def read_answer(
     """Take a finished answer apart. parser: what reads its calls; what that one finds none in is read as
     without it, and nothing that looks like a call is lost. token_ids: of the answer, thinking included. cut:
     it was cut off, so a call that does not end is not whole."""
-    names = {tool["function"]["name"] for tool in request.offered}
+    names = _names(request)
     if not names:
         return Reading(text)
     if request.forced:
         value = _parsed(text)
         return _sorted("", [_cut(text) if value is None else _call(value, text, names)])
     if parser is None:
-        return _limited(_tagged(text, names, _marks(None)), request)
+        return _limited(_tagged(text, names, _marks(None, names)), request)
     return _limited(_parsed_by(parser, text, token_ids, names, cut), request)
 
 
@@ -103,7 +115,7 @@ def read_calls(text: str, written: Sequence[tuple[str, str]], request: ChatReque
     """Return a finished answer whose calls a server has read. written: their names and arguments."""
     if not written:
         return read_answer(text, request)
-    names = {tool["function"]["name"] for tool in request.offered}
+    names = _names(request)
     return _limited(_sorted(text, [_call_of(*call, " ".join(call), names) for call in written]), request)
 
 
@@ -122,16 +134,17 @@ def _limited(reading: Reading, request: ChatRequest) -> Reading:
 def _parsed_by(
     parser: ToolParser, text: str, token_ids: Sequence[int], names: set[str], cut: bool
 ) -> Reading:
-    marks = _marks(parser)
+    marks = _marks(parser, names)
     if cut and parser.end:
         ended = text.rfind(parser.end) + len(parser.end) if parser.end in text else 0
-        if begin := _marks(parser, *parser.each).search(text, ended):
+        ends = re.compile(f"(?:{_marks(parser, names, *parser.each).pattern})(?!{_BEGIN.pattern})")
+        if begin := ends.search(text, ended):  # what is JSON shows by itself whether it is whole
             read = _parsed_by(parser, text[: begin.start()], (), names, False)
             half = InvalidToolCall(text[begin.start() :], "cut off by max_tokens")
             return Reading(read.text, read.calls, (*read.invalid, half))
     as_json = re.search(f"(?:{marks.pattern}){_BEGIN.pattern}", text)
     content, written = (text, []) if as_json and not parser.end else parser.read(text, token_ids)
-    begin = _marks(parser, *parser.perhaps).search(text)
+    begin = _marks(parser, names, *parser.perhaps).search(text)
     before = text[: begin.start()] if begin else text
     rest = text[len(before) :]
     found = [_call_of(name, arguments, rest, names) for name, arguments in written]
@@ -155,7 +168,7 @@ def _parsed_by(
     readings = [one for one in readings if not marks.search(one.text)]
     best = max(
         readings[:: -1 if parser.apart else 1],
-        key=lambda one: (bool(one.calls and not one.invalid), bool(one.calls), bool(one.invalid)),
+        key=lambda one: (bool(one.calls and not one.invalid), len(one.calls), bool(one.invalid)),
         default=Reading(text),
     )
     return Reading(best.text, best.calls, tuple({one.text: one for one in best.invalid}.values()))
@@ -196,9 +209,12 @@ def _bare(text: str, names: set[str]) -> Reading:
         calls = [_call(*one, names) for one in values]
         if _BEGIN.match(text, end):
             return _sorted("", [*calls, _cut(text[end:])])
-        return _sorted(text[end:].strip().lstrip("]},; \n"), calls)
-    begun = None if values else _BEGUN.match(text)
-    return _sorted("", [_cut(text)]) if begun and (begun[1] or begun[2]) in names else Reading(text)
+        return _sorted(_ENDED.sub("", text[end:], 1).strip(), calls)
+    begun, python = None if values else _BEGUN.match(text), _PYTHON.match(text)
+    if python and python[1] in names:
+        reason = "calls in Python's notation, which is not this model's (cut off by max_tokens?)"
+        return _sorted("", [InvalidToolCall(text.strip(), reason)])
+    return _sorted("", [_cut(text)]) if begun and begun[1] in names else Reading(text)
 
 
 def _values(text: str, place: int) -> tuple[list[tuple[dict[str, Any], str]], int]:

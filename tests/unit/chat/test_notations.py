@@ -53,6 +53,9 @@ WRITTEN = [
     ("llama3_json", f"<|python_tag|>{A_}", 1, ""),
     ("llama3_json", f"{A_}; {B_}", BOTH, ""),
     ("llama3_json", f"I look. {A_}", 1, "I look. "),
+    ("llama3_json", f"I look. {A_} and then {B_}", BOTH, "I look. "),
+    ("llama3_json", f"First:\n{A_}\nSecond:\n{B_}", BOTH, "First:\n"),
+    ("llama3_json", f"{A_}<|eom_id|>{B_}", BOTH, ""),
     ("llama4_pythonic", '[weather(city="Oslo", days=2), clock()]', BOTH, ""),
     ("pythonic", '[weather(city="Oslo", days=2), clock()]', BOTH, ""),
     ("gemma4", 'I look.<|tool_call>call:weather{city:<|"|>Oslo<|"|>,days:2}<tool_call|>', 1, "I look."),
@@ -143,7 +146,7 @@ def parser_of(name: str, speaker: Any) -> ToolParser:
     return ToolParser(name, speaker, [whole_tool(tool) for tool in TOOLS], {})
 
 
-def streamed(text: str, parser: ToolParser) -> tuple[str, Reading]:
+def streamed(text: str, parser: ToolParser | None) -> tuple[str, Reading]:
     """What is shown before the answer's end, character by character; the answer."""
     shown = ""
     for part in accumulate(text):
@@ -281,7 +284,58 @@ def test_call_behind_one_that_cannot_be_read_is_kept(name: str, second: str, spe
     again = written[: written.index("{")] + second + written[written.rindex("}") + 1 :]
     read = read_answer(f"{written}\n{again if second else mark}", REQUEST, parser_of(name, speaker))
     assert [call.arguments for call in read.calls] == [FULL] and len(read.invalid) == 1
-    assert read.text == "" and second in read.invalid[0].text
+    assert read.text == "" and read.invalid[0].text.strip("[]") == second
+
+
+@pytest.mark.parametrize(
+    "notation", [one for one in NOTATIONS if one.marks], ids=lambda notation: notation.parser
+)
+def test_json_behind_a_mark_is_a_call_once_it_is_whole(notation: Any, speaker: Any) -> None:
+    parser, mark = parser_of(notation.parser, speaker), notation.marks[0]
+    one = mark + J
+    two = f"{one}</{mark[1:]}\n{one.replace('weather', 'clock')}"
+    for end in range(len(mark) + 1, len(two) + 1):
+        read = read_answer(two[:end], REQUEST, parser, cut=True)
+        assert [call.name for call in read.calls] == ["weather", "clock"][
+            : (end >= len(one)) + (end == len(two))
+        ]
+        assert all(call.arguments == FULL for call in read.calls) and mark not in read.text
+
+
+TAGGED = ["hermes", "granite", "granite4", ""]
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        '<tool_call>weather(city="Oslo")</tool_call>',
+        '<tool_call>\nweather\n{"city": "Oslo"}\n</tool_call>',
+        "<tool_call>wether(x=1, y=2)</tool_call>",
+        "<tool_call>clock\n</tool_call>",
+        "<tool_call> clock",
+        CUT["glm45"],
+    ],
+)
+@pytest.mark.parametrize("name", TAGGED)
+def test_call_that_is_not_json_is_invalid_and_not_shown(name: str, written: str, speaker: Any) -> None:
+    shown, reading = streamed(f"I look. {written}", parser_of(name, speaker) if name else None)
+    assert (shown, reading.text, reading.calls) == ("I look. ", "I look. ", ())
+    assert reading.invalid and reading.invalid[0].text and reading.invalid[0].text in written
+
+
+@pytest.mark.parametrize(
+    ("answer", "early"),
+    [
+        ("Use the <tool_call> tag to call.", None),
+        ("Put it between <tool_call> and </tool_call>.", None),
+        ("It begins with <tool_call>\nand a line.", "It begins with "),
+        ("Behind <tool_call> clo", "Behind "),
+    ],
+)
+@pytest.mark.parametrize("name", TAGGED)
+def test_prose_that_mentions_a_tag_is_text(name: str, answer: str, early: str | None, speaker: Any) -> None:
+    shown = answer if early is None else early
+    assert streamed(answer, parser_of(name, speaker) if name else None) == (shown, Reading(answer))
 
 
 def test_text_behind_a_call_of_llama_is_kept(speaker: Any) -> None:
@@ -311,7 +365,9 @@ def test_call_of_no_tool_is_invalid_or_text(name: str, speaker: Any) -> None:
 
 
 pieces = st.lists(
-    st.sampled_from([*TOKENS, A, B, A_, OSLO, "weather", "\n", "x ", "[", "{", "<", "</", "functools["])
+    st.sampled_from(
+        [*TOKENS, A, B, A_, OSLO, "weather", "clock", "\n", "x ", "[", "{", "<", "</", "functools["]
+    )
 )
 
 

@@ -235,6 +235,8 @@ CALL = '{"name": "weather", "arguments": {"city": "Oslo"}}'
         (f"The <tool_call> tag is it: <tool_call>{CALL}</tool_call>", "The <tool_call> tag is it: "),
         (f"<tool_call>{CALL}}}</tool_call>", ""),
         (f"{CALL}\n\nThat is looked up.", "That is looked up."),
+        (f"[{CALL}] ; and; so", "; and; so"),
+        (f"{CALL}}}; ", ""),
         (f"So: <tool_call>{CALL}</tool_call>\nThat is looked up.\n", "So: \nThat is looked up.\n"),
         (f"<tool_call>{CALL}\n\nThat is looked up.", "That is looked up."),
     ],
@@ -319,6 +321,22 @@ def test_text_that_can_be_no_call_is_streamed_as_it_comes(answer: str) -> None:
     assert visible(answer, asking()) == answer == read_answer(answer, asking()).text
 
 
+@pytest.mark.parametrize(
+    ("answer", "call"),
+    [
+        ("[clock(1)] shows it.", False),
+        ('[weather(city="Oslo")]\nDone.', False),
+        ("[see(1)]", False),
+        ('[weather(city="Oslo")]\n', True),
+        ('[clock(), weather(city="Os', True),
+    ],
+)
+def test_calls_in_pythons_notation_are_invalid_where_nothing_else_is_said(answer: str, call: bool) -> None:
+    read = read_answer(answer, asking())
+    assert (read.text, read.calls) == ("" if call else answer, ())
+    assert [(one.text, "Python" in one.reason) for one in read.invalid] == [(answer.strip(), True)] * call
+
+
 def test_half_of_a_surrogate_pair_in_a_call_is_replaced() -> None:
     call, none = (f'{{"name": "{name}", "arguments": {{"city": "\\ud83d"}}}}' for name in ("weather", "no"))
     read = read_answer(f"<tool_call>{call}{none}</tool_call>", asking())
@@ -327,7 +345,21 @@ def test_half_of_a_surrogate_pair_in_a_call_is_replaced() -> None:
 
 pieces = st.lists(
     st.sampled_from(
-        ["<tool_call>", "</tool_call>", "<tool", "_call>", "<", "{", CALL, "text ", "\n", "[", " "]
+        [
+            "<tool_call>",
+            "</tool_call>",
+            "<tool",
+            "_call>",
+            "<",
+            "{",
+            CALL,
+            "text ",
+            "\n",
+            "[",
+            " ",
+            "clo",
+            "ck",
+        ]
     )
 )
 
