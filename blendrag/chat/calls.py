@@ -143,10 +143,12 @@ def _parsed_by(
             half = InvalidToolCall(text[begin.start() :], "cut off by max_tokens")
             return Reading(read.text, read.calls, (*read.invalid, half))
     as_json = re.search(f"(?:{marks.pattern}){_BEGIN.pattern}", text)
-    content, written = (text, []) if as_json and not parser.end else parser.read(text, token_ids)
+    if as_json and not parser.end:
+        return _tagged(text, names, marks)
     begin = _marks(parser, names, *parser.perhaps).search(text)
-    before = text[: begin.start()] if begin else text
-    rest = text[len(before) :]
+    start = begin.start() if begin else len(text)
+    before, rest = text[:start], text[start:]
+    content, written = parser.read(text, token_ids)
     found = [_call_of(name, arguments, rest, names) for name, arguments in written]
     if as_json and not any(isinstance(one, ToolCall) for one in found):
         return _tagged(text, names, marks)
@@ -154,22 +156,19 @@ def _parsed_by(
         content = text
     elif written and parser.marks:
         content = _prose(before, content)
-    unread = marks.search(content)
-    if unread or (written and parser.calls_in(text) > len(written)):
-        left = content[unread.start() :] if unread else rest
-        found.append(InvalidToolCall(left, "the model's tool parser cannot read it"))
-        content = content[: unread.start()] if unread else content
+    reason = "the model's tool parser cannot read it"
+    if unread := marks.search(content):
+        found.append(InvalidToolCall(content[unread.start() :], reason))
+        content = content[: unread.start()]
+    elif written and parser.calls_in(text) > len(written):
+        found.append(InvalidToolCall(rest, reason))
+    # Of JSON alone, the parser may leave out what stands behind it.
     bare = _bare(rest, names)
-    readings = [
-        _bare(text, names),  # before the parsers', some of which leave out what stands behind calls
-        Reading(_prose(before, bare.text), bare.calls, bare.invalid),
-        _sorted(content, found),
-    ]
-    readings = [one for one in readings if not marks.search(one.text)]
+    alone = (_bare(text, names), Reading(_prose(before, bare.text), bare.calls, bare.invalid))
+    readings = [*(one for one in alone if not marks.search(one.text)), _sorted(content, found)]
     best = max(
         readings[:: -1 if parser.apart else 1],
         key=lambda one: (bool(one.calls and not one.invalid), len(one.calls), bool(one.invalid)),
-        default=Reading(text),
     )
     return Reading(best.text, best.calls, tuple({one.text: one for one in best.invalid}.values()))
 
@@ -212,7 +211,7 @@ def _bare(text: str, names: set[str]) -> Reading:
         return _sorted(_ENDED.sub("", text[end:], 1).strip(), calls)
     begun, python = None if values else _BEGUN.match(text), _PYTHON.match(text)
     if python and python[1] in names:
-        reason = "calls in Python's notation, which is not this model's (cut off by max_tokens?)"
+        reason = "calls in Python's notation: cut off by max_tokens, or not this model's"
         return _sorted("", [InvalidToolCall(text.strip(), reason)])
     return _sorted("", [_cut(text)]) if begun and begun[1] in names else Reading(text)
 
