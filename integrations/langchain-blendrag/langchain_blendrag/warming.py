@@ -118,20 +118,25 @@ def _deleted(store: WarmingStore, arguments: Mapping[str, Any], success: Any) ->
         store._forget(map(str, ids))
 
 
+def _deleted_one(store: WarmingStore, arguments: Mapping[str, Any], success: Any) -> None:
+    if success is not False:
+        store._forget([str(arguments["first"])])
+
+
 def _deleted_all(store: WarmingStore, arguments: Mapping[str, Any], success: Any) -> None:
     if success is not False and arguments["first"] is None:  # else of another index
         store._forget_all()
 
 
 _ADDING = ("add_texts", "add_documents", "add_embeddings", "upsert")
-_DELETING = ("delete", "delete_by_document_id")
 _DELETING_ALL = ("clear", "delete_collection", "delete_index", "drop", "drop_tables")
 _HOOKS = {
     f"{kind}{name}": then
     for names, then in (
         (_ADDING, _added),
         (("merge_from",), _merged),  # FAISS
-        (_DELETING, _deleted),
+        (("delete",), _deleted),
+        (("delete_by_document_id",), _deleted_one),
         (("delete_by_metadata_filter",), lambda store, *_: store._forget_missing()),
         (_DELETING_ALL, _deleted_all),
     )
