@@ -20,7 +20,7 @@ help:
 	@echo "             while you work: $(BIN)/pytest -n auto tests/unit, which needs no engine"
 	@echo "make nightly all that takes longer, in parts, or only those in PART='...':"
 	@echo "             kernel   the GPU kernel for attention, without a GPU (200 MB of Triton once, then two minutes)"
-	@echo "             engines  engines of other kinds: structures, weights, budgets, trees, keys"
+	@echo "             engines  engines of other kinds: structures, weights, budgets, trees, keys; benches"
 	@echo "             ranks    several ranks, engines or API servers, which want all cores (with engines: 30 minutes)"
 	@echo "             models   many kinds of models; writes the table of docs/models.md (20 minutes)"
 	@echo "             oldest   on the oldest vLLM and other packages that are promised (470 MB once, then a quarter of an hour)"

@@ -13,7 +13,7 @@ from typer.testing import Result
 from blendrag.engine.client.engine import Engine
 from blendrag.engine.client.generation import Sampling
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.nightly]
 
 
 Run = Callable[..., dict[str, Any]]
@@ -52,7 +52,6 @@ def test_arms_take_what_is_their_own_and_are_asked_at_the_same_rates(
     assert engine.reset_prefix_cache(), "requests were left behind"
 
 
-@pytest.mark.nightly
 def test_tree_takes_exact_kv_only_and_finds_it(
     engine: Engine, command: Callable[..., Result], texts: list[str], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -98,7 +97,6 @@ def test_answers_have_times_and_leave_nothing_behind(
     assert engine.generate([1, 2, 3], Sampling(max_tokens=1)).token_ids
 
 
-@pytest.mark.nightly
 def test_answer_begun_early_saves_time_and_leaves_nothing_behind(engine: Engine, bench_run: Run) -> None:
     waits = bench_run("ttft", "--speculate", "--repeats", "4")["waits"]
     assert len(waits) == 3

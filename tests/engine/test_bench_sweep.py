@@ -11,7 +11,7 @@ from typer.testing import Result
 
 from blendrag.settings import Settings
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.nightly]
 
 Sweep = Callable[..., list[dict[str, Any]]]
 

@@ -14,7 +14,7 @@ from blendrag.progress import SILENT
 from blendrag.settings import Settings
 from blendrag.store.identity import KVIdentity
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.nightly]
 
 TINY = Grid((0, 128), (64, 256), ((1, 0), (2, 1)), (0.0, 1.0), 1)
 

@@ -420,6 +420,7 @@ def test_served_model_has_its_adapter(server: Server, adapter: Path, tokenizer: 
     assert difference() < 0.01
 
 
+@pytest.mark.nightly
 def test_server_that_ends_finishes_its_answer_and_leaves_no_process_and_forgets_nothing(
     server: Server,
 ) -> None:
