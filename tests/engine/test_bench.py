@@ -16,6 +16,7 @@ from blendrag.engine.client.generation import Sampling
 pytestmark = pytest.mark.engine
 
 
+@pytest.mark.nightly
 def test_tiny_bench_measures_all_arms_and_leaves_nothing_behind(
     engine: Engine, command: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ from blendrag.store.identity import KVIdentity
 pytestmark = pytest.mark.engine
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("shared", ["none", "system"])
 def test_doctor_checks_the_chunks_of_the_setting(
     shared: str, settings: Settings, engine: Engine, monkeypatch: pytest.MonkeyPatch

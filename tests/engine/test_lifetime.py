@@ -251,6 +251,7 @@ def test_ingest_hears_of_an_engine_that_is_killed_and_goes_on_with_the_next(
         process.wait()
 
 
+@pytest.mark.nightly
 def test_start_that_fails_for_want_of_memory_names_the_size(tmp_path: Path, model_dir: Path) -> None:
     long = shutil.copytree(model_dir, tmp_path / "long")
     config = json.loads((long / "config.json").read_text())

@@ -377,6 +377,7 @@ def test_every_client_gets_the_same_answer(clients: dict[str, Client]) -> None:
         assert len(set(texts.values())) == 1, texts
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("count", [4, pytest.param(20, marks=pytest.mark.nightly(part="large"))])
 def test_clients_at_once_all_reuse_what_is_stored(
     clients: dict[str, Client], chat: RemoteChat, count: int
