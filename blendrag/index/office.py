@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-import codecs
 import io
 import posixpath
-import re
 import unicodedata
 import zipfile
 from collections.abc import Callable
@@ -14,6 +12,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from blendrag.index.html import markdown, markup
+from blendrag.index.package import TYPES, known_name, unpacked
 from blendrag.index.sheets import read_xlsx
 from blendrag.index.slides import read_pptx
 from blendrag.index.text import Content, Unusable, decode
@@ -34,7 +33,7 @@ def read_archive(data: bytes) -> Content:
         if damaged := archive.testzip():
             raise Unusable(f"broken ZIP archive (damaged in {damaged!r})")
         try:
-            return read(archive if read is _read_epub else _plain(archive, whole=read is read_pptx))
+            return read(archive)
         except ModuleNotFoundError as error:
             raise Unusable(f"needs blendrag[documents] ({error.name} is not installed)") from None
 
@@ -42,68 +41,18 @@ def read_archive(data: bytes) -> Content:
 def _reader(names: set[str]) -> Callable[[zipfile.ZipFile], Content]:
     if _CONTAINER in names:
         return _read_epub
-    known = set(map(_plain_name, names))
+    known = set(map(known_name, names))
     if "xl/workbook.bin" in known:
         raise Unusable("binary workbook of Excel: save it as .xlsx")
-    folders = {name.partition("/")[0] for name in known if _TYPES in known}
-    for folder, read in (("word", read_docx), ("ppt", read_pptx), ("xl", read_xlsx)):
+    folders = {name.partition("/")[0] for name in known if TYPES in known}
+    for folder, read, whole in (
+        ("word", read_docx, False),
+        ("ppt", read_pptx, True),
+        ("xl", read_xlsx, False),
+    ):
         if folder in folders:
-            return read
+            return lambda archive: read(unpacked(archive, whole))
     raise Unusable("ZIP archive that is neither Word, PowerPoint, Excel nor EPUB")
-
-
-_TYPES = "[Content_Types].xml"
-# The strict form of Office's formats, and shows, differ from what is read in names only.
-_PLAIN = (
-    (re.compile(rb"http://purl\.oclc\.org/ooxml/(\w+)/"), rb"http://schemas.openxmlformats.org/\1/2006/"),
-    (re.compile(rb"(presentationml|powerpoint)\.(slideshow|template)\."), rb"\1.presentation."),
-)
-_MARKUP = (".xml", ".rels", ".vml")
-_DECLARATION = re.compile(r"<\?xml\b[^<>]*>")
-_RELATED = re.compile(rb"<(?:\w+:)?Relationship\s[^<>]*>")
-_OUTSIDE = re.compile(rb"""External["']|/hyperlink["']""")
-_TARGET = re.compile(rb"""(?<=\sTarget=["'])[^"']*""")
-
-
-def _plain(archive: zipfile.ZipFile, whole: bool) -> zipfile.ZipFile:
-    """Return a document of Office's under the names that its readers know, without its media unless whole."""
-    names = {name: _plain_name(name) for name in archive.namelist()}
-    parts = {
-        known: _in_utf_8(archive.read(name)) if known.endswith(_MARKUP) else archive.read(name)
-        for name, known in names.items()
-        if whole or known.endswith(_MARKUP)
-    }
-    told = [parts[name] for name in (_TYPES, "_rels/.rels") if name in parts]
-    kinds = [kind for kind in _PLAIN if any(map(kind[0].search, told))]
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w") as written:
-        for name, part in parts.items():
-            if name.endswith(".rels"):
-                part = _RELATED.sub(_named, part)
-            for kind, known in kinds if name.endswith((".xml", ".rels")) else ():
-                part = kind.sub(known, part)
-            written.writestr(name, part)
-    return zipfile.ZipFile(file)
-
-
-def _in_utf_8(part: bytes) -> bytes:
-    """Return XML in the encoding in which its tags are looked for."""
-    if not part.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return part
-    return _DECLARATION.sub("", part.decode("utf-16"), count=1).encode()
-
-
-def _plain_name(name: str) -> str:
-    """Return a part's name in lower case, with `/`, since names of parts differ in neither."""
-    lower = name.replace("\\", "/").encode().lower().decode()
-    return _TYPES if lower == _TYPES.lower() else lower
-
-
-def _named(related: re.Match[bytes]) -> bytes:
-    """Return what relates to a part, with the name that the part has."""
-    if _OUTSIDE.search(related[0]):
-        return related[0]
-    return _TARGET.sub(lambda target: _plain_name(target[0].decode("utf-8", "replace")).encode(), related[0])
 
 
 _CONTAINER = "META-INF/container.xml"

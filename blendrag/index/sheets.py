@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import posixpath
 import re
 import warnings
-import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from html import unescape
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
@@ -16,6 +14,7 @@ from xml.parsers import expat
 from xml.sax.saxutils import quoteattr
 
 from blendrag.index.numbers import written
+from blendrag.index.package import TYPES, Parts, packed
 from blendrag.index.signs import RAISED
 from blendrag.index.slides import complete, described, plain_lines, select, table_of
 from blendrag.index.text import Content, Unusable
@@ -23,13 +22,15 @@ from blendrag.index.text import Content, Unusable
 _MAX_CELLS = 50_000_000  # cells that a sheet's rows reach over: so many filled ones would unpack to more
 
 
-def read_xlsx(archive: zipfile.ZipFile) -> Content:
+def read_xlsx(parts: Parts) -> Content:
     """Read every sheet as a table: values as last calculated, without rows and columns that are empty."""
     import openpyxl
 
     with warnings.catch_warnings(action="ignore"):  # it reports all that it would lose in writing
-        book = openpyxl.load_workbook(_of_cells(archive), read_only=True, data_only=True, rich_text=True)
-        sheets = [list(_whole_sheet(archive, sheet)) for sheet in book.worksheets]
+        book = openpyxl.load_workbook(
+            packed(_of_cells(parts)), read_only=True, data_only=True, rich_text=True
+        )
+        sheets = [list(_whole_sheet(parts, sheet)) for sheet in book.worksheets]
     return Content("\n\n".join(part for sheet in sheets for part in sheet), {"sheets": len(sheets)})
 
 
@@ -37,55 +38,50 @@ _MAIN = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
 _OFFICE = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
 _PACKAGE = "http://schemas.openxmlformats.org/package/2006"
 _KIND = "application/vnd.openxmlformats-officedocument.spreadsheetml"
-_TYPES = (
+_CONTENT_TYPES = (
     f'<Types xmlns="{_PACKAGE}/content-types">'
     f'<Override PartName="/xl/workbook.xml" ContentType="{_KIND}.sheet.main+xml"/>'
     f'<Override PartName="/xl/sharedStrings.xml" ContentType="{_KIND}.sharedStrings+xml"/></Types>'
 )
 
 
-def _of_cells(archive: zipfile.ZipFile) -> io.BytesIO:
+def _of_cells(parts: Parts) -> dict[str, bytes | str]:
     """Return a workbook with nothing but its cells: openpyxl refuses it for a flaw of anything else."""
-    names = set(archive.namelist())
-    books = (part.target for part in _related(archive, "").values() if part.kind == "officeDocument")
+    books = (part.target for part in _related(parts, "").values() if part.kind == "officeDocument")
     path = _path("", next(books, "xl/workbook.xml"))
-    related = {id: (part.kind, _path(path, part.target)) for id, part in _related(archive, path).items()}
-    of = {kind: target for kind, target in related.values() if target in names}
-    parts: dict[str, str | bytes] = {"xl/sharedStrings.xml": f'<sst xmlns="{_MAIN}"/>'}
-    if (strings := of.get("sharedStrings", "xl/sharedstrings.xml")) in names:
-        parts["xl/sharedStrings.xml"] = archive.read(strings)
-    if (styles := of.get("styles", "xl/styles.xml")) in names:
+    related = {id: (part.kind, _path(path, part.target)) for id, part in _related(parts, path).items()}
+    of = {kind: target for kind, target in related.values() if target in parts}
+    made: dict[str, bytes | str] = {"xl/sharedStrings.xml": f'<sst xmlns="{_MAIN}"/>'}
+    if (strings := of.get("sharedStrings", "xl/sharedstrings.xml")) in parts:
+        made["xl/sharedStrings.xml"] = parts[strings]
+    if (styles := of.get("styles", "xl/styles.xml")) in parts:
         with contextlib.suppress(ElementTree.ParseError):  # numbers are there without them
-            parts["xl/styles.xml"] = _formats(archive.read(styles))
-    book = ElementTree.fromstring(archive.read(path))
+            made["xl/styles.xml"] = _formats(parts[styles])
+    book = ElementTree.fromstring(parts[path])
     since = next((one.get("date1904", "0") for one in book.iter(f"{{{_MAIN}}}workbookPr")), "0")
     sheets = targets = ""
     named = [
         (sheet, *related.get(sheet.get(f"{{{_OFFICE}}}id", ""), ("", "")))
         for sheet in book.iter(f"{{{_MAIN}}}sheet")
     ]
-    if named and not any(target in names for *_, target in named):
+    if named and not any(target in parts for *_, target in named):
         raise Unusable("workbook without the sheets that it names")
     for place, (sheet, kind, target) in enumerate(named):
-        if target in names and kind != "chartsheet":
-            parts[target] = _cells(archive.read(target))
+        if target in parts and kind != "chartsheet":
+            made[target] = _cells(parts[target])
             sheets += f'<sheet name={quoteattr(sheet.get("name", ""))} sheetId="{place}" r:id="r{place}"/>'
             targets += (
                 f'<Relationship Id="r{place}" Type="{_OFFICE}/worksheet" Target={quoteattr(f"/{target}")}/>'
             )
-    parts["[Content_Types].xml"] = _TYPES
-    parts["xl/workbook.xml"] = (
+    made[TYPES] = _CONTENT_TYPES
+    made["xl/workbook.xml"] = (
         f'<workbook xmlns="{_MAIN}" xmlns:r="{_OFFICE}"><workbookPr date1904={quoteattr(since)}/>'
         f"<sheets>{sheets}</sheets></workbook>"
     )
-    parts["xl/_rels/workbook.xml.rels"] = (
+    made["xl/_rels/workbook.xml.rels"] = (
         f'<Relationships xmlns="{_PACKAGE}/relationships">{targets}</Relationships>'
     )
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w") as written:
-        for name, text in parts.items():
-            written.writestr(name, text)
-    return file
+    return made
 
 
 _ROOT = re.compile(rb"<((?:\w+:)?\w+)(?:\s[^<>]*)?>")
@@ -138,11 +134,10 @@ _CELL = re.compile(r"[A-Z]{1,3}[1-9]\d{0,6}")
 _ATTRIBUTE = re.compile(r"""(?<![\w:])([\w:]+)\s*=\s*(?:"([^"]*)"|'([^']*)')""")
 
 
-def _whole_sheet(archive: zipfile.ZipFile, sheet: Any) -> Iterator[str]:
+def _whole_sheet(parts: Parts, sheet: Any) -> Iterator[str]:
     """Yield a sheet's title, its table with the addresses of links, and what is written in its shapes."""
     path = sheet._worksheet_path
-    related = _related(archive, path)
-    page = archive.read(path)
+    related, page = _related(parts, path), parts[path]
     links = {
         _attributes(cell).get("r", ""): unescape(address.decode("utf-8", "replace"))
         for cell, _, address in _BY_FORMULA.findall(page)
@@ -155,8 +150,8 @@ def _whole_sheet(archive: zipfile.ZipFile, sheet: Any) -> Iterator[str]:
     yield f"# {sheet.title}\n\n{_sheet(sheet, links)}"
     drawings = (_path(path, part.target) for part in related.values() if part.kind == "drawing")
     for drawn in dict.fromkeys(drawings):
-        if drawn in archive.namelist():
-            yield from _drawn(archive.read(drawn))
+        if drawn in parts:
+            yield from _drawn(parts[drawn])
 
 
 class _Part(NamedTuple):
@@ -164,17 +159,15 @@ class _Part(NamedTuple):
     target: str
 
 
-def _related(archive: zipfile.ZipFile, path: str) -> dict[str, _Part]:
+def _related(parts: Parts, path: str) -> dict[str, _Part]:
     """Return what a part of a workbook names, by what it calls it."""
     folder, name = posixpath.split(path)
-    about = posixpath.join(folder, "_rels", f"{name}.rels")
-    parts: list[ElementTree.Element] = []
-    if about in archive.namelist():
-        with contextlib.suppress(ElementTree.ParseError):  # what it leads to is missing, or not needed
-            parts = ElementTree.fromstring(archive.read(about)).findall("{*}Relationship")
+    about: Iterable[ElementTree.Element] = ()
+    with contextlib.suppress(KeyError, ElementTree.ParseError):  # what it leads to is missing, or not needed
+        about = ElementTree.fromstring(parts[f"{folder}/_rels/{name}.rels".lstrip("/")])
     return {
         part.get("Id", ""): _Part(posixpath.basename(part.get("Type", "")), part.get("Target", ""))
-        for part in parts
+        for part in about
     }
 
 

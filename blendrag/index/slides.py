@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from blendrag.index.formulas import formula
 from blendrag.index.numbers import formatted, in_format
+from blendrag.index.package import Parts, packed
 from blendrag.index.signs import RAISED
 from blendrag.index.text import Content
 from blendrag.index.word import in_letters
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from pptx.slide import Slide
 
 
-def read_pptx(archive: zipfile.ZipFile) -> Content:
+def read_pptx(parts: Parts) -> Content:
     """Read slides in their order: titles, texts, tables, pictures' descriptions, the speaker's notes, and
     comments."""
     import pptx
 
-    slides = pptx.Presentation(stream_of(archive)).slides
+    slides = pptx.Presentation(packed(parts)).slides
     texts = ["\n\n".join(filter(None, _slide(slide))) for slide in slides]
     return Content("\n\n".join(texts), {"slides": len(texts)})
 
@@ -229,10 +229,3 @@ def markdown_table(rows: list[list[str]]) -> str:
     lines = [[" ".join(cell.split()).replace("|", "\\|") for cell in row] for row in rows]
     lines[1:1] = [["---"] * len(row) for row in lines[:1]]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def stream_of(archive: zipfile.ZipFile) -> IO[bytes]:
-    stream = archive.fp
-    assert stream
-    stream.seek(0)
-    return stream

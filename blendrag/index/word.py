@@ -4,9 +4,7 @@ get their numbers, which it counts anew behind each interruption, or leaves out.
 from __future__ import annotations
 
 import contextlib
-import io
 import re
-import zipfile
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import pairwise
@@ -18,6 +16,7 @@ from blendrag.index.fields import VAL, W, field_of, leave_codes, shown
 from blendrag.index.formulas import MATH, formula, local
 from blendrag.index.html import markdown
 from blendrag.index.numbers import formatted
+from blendrag.index.package import Parts, packed
 from blendrag.index.text import Content, Unusable
 
 _LEADING = "{http://schemas.openxmlformats.org/officeDocument/2006/relationships}"
@@ -46,26 +45,27 @@ _MAX_TAGS = 1_000_000  # of a document: each costs up to a kilobyte and a tenth 
 _CODE_STYLES = ("code", "html preformatted", "preformatted text", "source code")
 
 
-def read_docx(archive: zipfile.ZipFile) -> Content:
+def read_docx(parts: Parts) -> Content:
     """Read headings, lists, tables, links, boxes, formulas, notes, comments and pictures' descriptions."""
     import mammoth
 
-    parts = (member for member in archive.infolist() if member.filename.endswith(".xml"))
-    if sum(archive.read(part).count(b"<") for part in parts) > _MAX_TAGS:
+    if sum(part.count(b"<") for name, part in parts.items() if name.endswith(".xml")) > _MAX_TAGS:
         raise Unusable(f"Word document of more than {_MAX_TAGS:,} tags")
     codes = (f"p[style-name='{name}'] => pre:separator('\\n')" for name in _CODE_STYLES)
     styles = "\n".join(("p[style-name='Title'] => h1:fresh", "comment-reference => sup", *codes))
     pictures = mammoth.images.img_element(lambda picture: {"src": ""})
     page = mammoth.convert_to_html(
-        _for_mammoth(archive), style_map=styles, include_embedded_style_map=False, convert_image=pictures
+        packed(_for_mammoth(parts)),
+        style_map=styles,
+        include_embedded_style_map=False,
+        convert_image=pictures,
     )
     return markdown(_numbered(page.value))
 
 
-def _for_mammoth(archive: zipfile.ZipFile) -> io.BytesIO:
-    """Return the document without its pictures, as mammoth reads it whole."""
-    parts = {name: archive.read(name) for name in archive.namelist() if name.endswith((".xml", ".rels"))}
-    trees: dict[str, Element] = {}
+def _for_mammoth(parts: Parts) -> Parts:
+    """Return the document as mammoth reads it whole."""
+    parts, trees = dict(parts), dict[str, Element]()
     for name in filter(re.compile(r"word/[^/]+\.xml").fullmatch, parts):
         with contextlib.suppress(ElementTree.ParseError):  # mammoth says so, if it needs this part
             trees[name] = ElementTree.fromstring(parts[name])
@@ -87,11 +87,7 @@ def _for_mammoth(archive: zipfile.ZipFile) -> io.BytesIO:
                 elif code is not None and not any(part.text for part in paragraph.iter(f"{W}t")):
                     paragraph.append(_run(_NUMBER))  # an empty line, which mammoth would pass over
             parts[name] = ElementTree.tostring(root, "utf-8")
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w") as written:
-        for name, part in parts.items():
-            written.writestr(name, part)
-    return file
+    return parts
 
 
 def _numbered(page: str) -> str:
