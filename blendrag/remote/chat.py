@@ -29,7 +29,7 @@ from blendrag.remote.collection import RemoteCollection
 from blendrag.remote.http import Server, made, refusal, understood
 from blendrag.remote.reading import Reader, timeout_of
 from blendrag.settings import Settings
-from blendrag.text import encodable, plain
+from blendrag.text import encodable
 
 _CHAT, _COMPLETIONS = "v1/chat/completions", "v1/completions"
 _BETWEEN_ATTEMPTS_S = 1.0
@@ -232,7 +232,7 @@ class RemoteChat(ChatModel):
                 if chat
                 else {"logprobs": sampling.logprobs}
             )
-        return {name: _as_json(name, value) for name, value in body.items() if value is not None}
+        return {name: value for name, value in body.items() if value is not None}
 
     def _grammar(self, request: ChatRequest) -> Grammar | None:
         """Return what the answer has to match; half of the window is taken to be left for it."""
@@ -255,7 +255,7 @@ class RemoteChat(ChatModel):
         elif "tools" in options:
             options["tool_choice"] = "none"
         if request.chat_template_kwargs:
-            options["chat_template_kwargs"] = _as_json("chat_template_kwargs", request.chat_template_kwargs)
+            options["chat_template_kwargs"] = request.chat_template_kwargs
         takes = {"system": template.takes_system, "later": template.takes_later}
         fitted = with_roles(messages, **takes, welcome=template.takes_welcome)
         harmless = [
@@ -313,15 +313,6 @@ def _parts(text: str) -> Iterator[str]:
         yield text[:at]
         text = text[at:]
     yield text
-
-
-def _as_json(name: str, value: Any) -> Any:
-    """Return a field of a request as JSON data. Raises ConfigError for a number that JSON has not."""
-    try:
-        json.dumps(value := plain(value), allow_nan=False)
-    except ValueError:
-        raise ConfigError(f"{name} has a number that JSON has not: it must be finite") from None
-    return value
 
 
 def _as_openai(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import re
 import sys
@@ -147,7 +148,7 @@ class Server:
             from opentelemetry.propagate import inject
 
             inject(headers)
-        more["json"] = plain(more.get("json"))
+        more["json"] = _finite(plain(more.get("json")))
         more["params"] = {**self._query, **more.get("params", {})} or None
         return {"url": self._url.join(path), "headers": headers, **more}
 
@@ -297,6 +298,16 @@ def _seconds(after: str) -> float | None:
     with contextlib.suppress(ValueError, OverflowError):
         return max(0.0, round(parsedate_to_datetime(after).timestamp() - time.time()))
     return None
+
+
+def _finite(body: Any) -> Any:
+    """Return a request's body. Raises ConfigError for a number in it that JSON has not."""
+    for name, value in body.items() if body else ():
+        try:
+            json.dumps(value, allow_nan=False)
+        except ValueError:
+            raise ConfigError(f"{name} has a number that JSON has not: it must be finite") from None
+    return body
 
 
 @contextlib.contextmanager
