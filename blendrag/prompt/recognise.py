@@ -117,8 +117,8 @@ class Recogniser:
         part only, so that no part is measured.
 
         Texts (or keys) given as ``hints`` are placed first; then the prompt is read from left to right,
-        and of the known texts that begin at the same character the longest match is taken; of one that
-        reaches into the next, its beginning.
+        and of the known texts that begin at the same character the longest match is taken; of a match that
+        reaches into the next one, its beginning.
         """
         with self._lock:
             matches: list[Match] = []
