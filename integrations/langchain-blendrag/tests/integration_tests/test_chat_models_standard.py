@@ -26,7 +26,7 @@ class TestChatBlend(ChatModelIntegrationTests):
 
     @property
     def chat_model_params(self) -> dict[str, Any]:
-        return {**ENGINE, "kv_dir": kv_dir(), "min_cached_tokens": 16, "max_tokens": 128}
+        return {**ENGINE, "kv_dir": kv_dir(), "min_cached_tokens": 16, "max_tokens": 64}
 
     @property
     def supports_model_override(self) -> bool:
