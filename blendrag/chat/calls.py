@@ -46,10 +46,12 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class InvalidToolCall:
-    """Text that looks like a call and cannot be one."""
+    """Text that looks like a call and cannot be one. ``call``: what it would be, if it only names a tool that
+    there is not."""
 
     text: str
     reason: str
+    call: ToolCall | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +260,7 @@ def _call_of(name: Any, arguments: Any, written: str, names: set[str]) -> ToolCa
         arguments = {}
     if isinstance(arguments, str):
         arguments = _parsed(arguments)
-    if not _is_name(name, names):
+    if not isinstance(name, str):
         return InvalidToolCall(written, f"no tool is called {name!r}")
     if not isinstance(arguments, dict):
         return InvalidToolCall(written, "its arguments are not an object")
@@ -267,7 +269,8 @@ def _call_of(name: Any, arguments: Any, written: str, names: set[str]) -> ToolCa
         json.dumps(arguments, allow_nan=False)
     except (ConfigError, ValueError, RecursionError):
         return InvalidToolCall(written, "its arguments cannot be written as JSON")
-    return ToolCall(uuid.uuid4().hex[:9], name, arguments)
+    call = ToolCall(uuid.uuid4().hex[:9], name, arguments)
+    return call if name in names else InvalidToolCall(written, f"no tool is called {name!r}", call)
 
 
 def _is_name(value: Any, names: set[str]) -> bool:

@@ -147,6 +147,34 @@ async def test_agent_calls_a_tool_and_answers(llm: BlendLLM, scripted: Any, stre
     assert scripted.prompts()[1].index("tool_call") < scripted.prompts()[1].rindex("5")
 
 
+@pytest.mark.parametrize("streaming", [True, False])
+async def test_agent_tells_the_model_that_there_is_no_such_tool(
+    llm: BlendLLM, scripted: Any, streaming: bool
+) -> None:
+    scripted.answers = [CALL.replace('"add"', '"addd"'), CALL, "It is 5."]
+    handler = FunctionAgent(tools=[ADD], llm=llm, streaming=streaming).run("2 + 3?")
+    results = [event async for event in handler.stream_events() if isinstance(event, ToolCallResult)]
+    assert [str(result.tool_output) for result in results] == [
+        "Tool addd not found. Please select a tool that is available.",
+        "5",
+    ]
+    assert str(await handler) == "It is 5."
+    assert "Tool addd not found" in scripted.prompts()[1]
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+async def test_agent_does_not_end_with_a_call_that_cannot_be_read(
+    llm: BlendLLM, scripted: Any, streaming: bool
+) -> None:
+    broken = CALL.replace("}}", "")
+    scripted.answers = [broken]
+    agent = FunctionAgent(tools=[ADD], llm=llm, streaming=streaming)
+    with pytest.raises(AnswerCutError, match="cannot be read"):
+        await agent.run("2 + 3?")
+    scripted.answers = [broken + CALL, "It is 5."]
+    assert str(await agent.run("2 + 3?")) == "It is 5."
+
+
 async def test_workflow_hands_over_between_agents(llm: BlendLLM, scripted: Any) -> None:
     scripted.answers = [
         '<tool_call>{"name": "handoff", "arguments": {"to_agent": "adder", "reason": "sums"}}</tool_call>',

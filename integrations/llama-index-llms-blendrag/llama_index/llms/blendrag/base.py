@@ -384,10 +384,11 @@ class BlendLLM(BlendOverrides, StructuredByGrammar):
     def get_tool_calls_from_response(
         self, response: ChatResponse, error_on_no_tool_call: bool = True, **kwargs: Any
     ) -> list[ToolSelection]:
-        """Return the calls in a response.
+        """Return the calls in a response, those of tools that there are not too.
 
         Raises ValueError, as LlamaIndex expects, if there are none; AnswerCutError, which is one too, if a
-        call was cut, whether or not one is expected: an agent would take it for a last, empty answer.
+        call was cut, or none can be read, whether or not one is expected: an agent would take it for a last,
+        empty answer.
         """
         refuse_cut_call(response)
         calls = [block for block in response.message.blocks if isinstance(block, ToolCallBlock)]

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from llama_index.core.base.llms.types import ChatMessage, ChatResponse, LogProb
+from llama_index.core.base.llms.types import ChatMessage, ChatResponse, LogProb, ToolCallBlock
 from llama_index.core.instrumentation import get_dispatcher  # type: ignore[attr-defined]
 from llama_index.core.instrumentation.dispatcher import active_instrument_tags  # type: ignore[attr-defined]
 from llama_index.core.instrumentation.span import active_span_id
@@ -124,11 +124,14 @@ class Call:
 
 
 def refuse_cut_call(response: ChatResponse) -> None:
-    """Raise AnswerCutError if ``max_tokens`` ended the response, or its beginning, within a tool call."""
+    """Raise AnswerCutError if ``max_tokens`` ended the response, or its beginning, within a tool call, or if
+    none of its calls can be read."""
     raw = response.raw if isinstance(response.raw, Mapping) else {}
     text = response.message.content or ""
     invalid = [call["text"] for call in raw.get("invalid_tool_calls") or ()]
-    if raw.get("finish_reason") == "length" and (invalid or _JSON.match(text)):
+    called = any(isinstance(block, ToolCallBlock) for block in response.message.blocks)
+    cut = raw.get("finish_reason") == "length" and (invalid or _JSON.match(text))
+    if cut or (invalid and not called):
         raise AnswerCutError(_joined(text, invalid))
 
 

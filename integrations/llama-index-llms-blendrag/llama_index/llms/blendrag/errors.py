@@ -10,14 +10,16 @@ _SHOWN = 300  # characters
 
 
 class AnswerCutError(BlendragError, OutputParserException, ValueError):
-    """A structured answer, or a tool call, ended before it was whole: allow more ``max_tokens``.
+    """A structured answer, or a tool call, was cut or cannot be read: allow more ``max_tokens``, ask again.
 
     LlamaIndex takes it for what its own parsers and programs raise. text: what came.
     """
 
     def __init__(self, text: str) -> None:
         shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
-        super().__init__(f"the answer was cut before it was whole (by max_tokens, or a stop): {shown!r}")
+        super().__init__(
+            f"the answer was cut before it was whole (by max_tokens, or a stop), or cannot be read: {shown!r}"
+        )
         self.text = text
 
     def __reduce__(self) -> tuple[type[AnswerCutError], tuple[str]]:
