@@ -16,7 +16,14 @@ _MIN_CHARACTERS = 16
 _TOKENS_PER_LEVEL = 32
 _MAX_LEVELS = 8
 _LONGEST_TOKENS = 1 << 17
-_DECIDED = ("maxLength", "enum", "const", "pattern", "format")
+_DECIDED = ("enum", "const", "pattern")
+_DIGITS = {  # of formats that allow any number of them
+    "date-time": r"^[^.]*(\.[0-9]{1,6}([^0-9].*)?)?$",
+    "duration": r"^([A-Z]+[0-9]{1,6})+[A-Z]$",
+    "time": r"^[^.]*(\.[0-9]{1,6}([^0-9].*)?)?$",
+}
+_BOUNDED = frozenset({"date", "ipv4", "ipv6", "uuid"})  # formats
+_FRACTION = 1e-10  # the smallest that grammars know
 
 # Keywords whose values are schemas: one or several, or several by name.
 _SCHEMAS = frozenset(
@@ -41,7 +48,7 @@ _LARGEST_NUMBER = 2**53  # grammars know no range that reaches further
 _COUNTS = (("minItems", "maxItems"), ("minProperties", "maxProperties"))
 _NULLABLE = ("const", "default", "examples")  # any other keyword that is null counts as absent
 _FORMATS = frozenset(  # those that llguidance knows; to JSON schema all others are annotations
-    {"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"}
+    {*_BOUNDED, *_DIGITS, "email", "hostname", "uri"}
 )
 
 # JSON as models have mostly read it. Small ones get lost in white space that they may choose.
@@ -241,13 +248,13 @@ def _refusal(schema: Mapping[str, Any]) -> str | None:
 
 
 def with_room(schema: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
-    """Return the schema, closed: what it names is all there is, and open strings share ``max_tokens``
-    equally.
+    """Return the schema, closed: what it names is all there is, open strings share ``max_tokens`` equally,
+    and digits behind a point end.
 
-    Small models add properties, and go on with a string, until ``max_tokens`` cuts them off; what is left is
-    no JSON. Objects that name no properties, or say what others may be, stay as they are; so do those that a
-    value has to match together, which, closed each, would leave it nothing. What contains itself does so no
-    more often than there is room for. References lead to ``$defs``.
+    Small models add properties, and go on with a string, or a fraction, until ``max_tokens`` cuts them off;
+    what is left is no JSON. Objects that name no properties, or say what others may be, stay as they are; so
+    do those that a value has to match together, which, closed each, would leave it nothing. What contains
+    itself does so no more often than there is room for. References lead to ``$defs``.
     """
     levels = max(1, min(_MAX_LEVELS, max_tokens // _TOKENS_PER_LEVEL))
     roomy: dict[str, Any] = copy.deepcopy(_unrolled(dict(schema), levels))
@@ -257,14 +264,24 @@ def with_room(schema: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
         named = part.get("properties")
         if named is not None and apart and not _joints(part) and set(part.get("required", ())) <= set(named):
             part.setdefault("additionalProperties", False)
+        if "string" in _types(part) and part.get("format") in _DIGITS:
+            part.setdefault("pattern", _DIGITS[part["format"]])
+        # Grammars know no negative multiples, nor their exponents, which numbers without bounds may need.
+        if "number" in _types(part) and max(part.get("minimum", -1), part.get("exclusiveMinimum", -1)) >= 0:
+            part.setdefault("multipleOf", _FRACTION)
+    room = _CHARACTERS_PER_TOKEN * max_tokens
     strings = [
         part
         for part, _ in parts.values()
-        if "string" in _types(part) and not any(name in part for name in _DECIDED)
+        if "string" in _types(part)
+        and part.get("maxLength", room + 1) > room
+        and part.get("format") not in _BOUNDED
+        and not any(name in part for name in _DECIDED)
     ]
-    share = _CHARACTERS_PER_TOKEN * max_tokens // max(1, len(strings))
+    share = room // max(1, len(strings))
     for string in strings:
-        string["maxLength"] = max(_MIN_CHARACTERS, share, string.get("minLength", 0))
+        most = max(_MIN_CHARACTERS, share, string.get("minLength", 0))
+        string["maxLength"] = min(most, string.get("maxLength", most))
     return roomy
 
 

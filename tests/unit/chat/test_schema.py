@@ -38,6 +38,32 @@ def test_string_that_is_decided_is_left_alone(string: dict[str, Any]) -> None:
     assert with_room(schema, 100)["properties"]["s"] == {"type": "string", **string}
 
 
+@pytest.mark.parametrize("string", [{"format": "uri"}, {"format": "email"}, {"maxLength": 2083}])
+def test_string_of_more_than_the_tokens_ends_within_them(string: dict[str, Any]) -> None:
+    assert with_room({"type": "string", **string}, 100)["maxLength"] == 200
+
+
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong"),
+    [
+        ({"type": "string", "format": "time"}, ["20:00:00Z", "20:00:00.123456+01:00"], "20:00:00.0000000Z"),
+        (
+            {"type": "string", "format": "date-time"},
+            ["2026-01-31T20:00:00Z", "2026-01-31T20:00:00.5+01:00"],
+            "2026-01-31T20:00:00.0000000Z",
+        ),
+        ({"type": "string", "format": "duration"}, ["P1Y2M10DT2H30M15S", "PT45M", "P3W"], "P1234567D"),
+        ({"type": "number", "minimum": 0, "maximum": 1}, [0, 1, 0.5, 0.0123456789], 0.12345678901),
+        ({"type": "number", "exclusiveMinimum": 0}, [12.5, 123456789012, 0.1], 0.12345678901),
+        ({"type": "number", "minimum": -1.5}, [-1.25, 0.5], -2),
+    ],
+)
+def test_digits_end(schema: dict[str, Any], right: list[Any], wrong: Any) -> None:
+    grammar = json_grammar(schema, 100)
+    assert all(held(grammar, json.dumps(value)) for value in right)
+    assert not held(grammar, json.dumps(wrong))
+
+
 def test_unnamed_properties_are_closed() -> None:
     assert with_room(JOKE, 100)["additionalProperties"] is False
 
