@@ -150,6 +150,28 @@ def test_store_that_was_full_before_is_warmed_by_sync(plain: BasePydanticVectorS
     assert kept(llm) == texts("Three.")
 
 
+def test_node_added_again_is_kept_once_whatever_document_it_was_of(
+    plain: BasePydanticVectorStore, llm: BlendLLM
+) -> None:
+    store: Any = warm(plain, llm)
+    first, again = node("One.", "a"), node("Two.", "b")
+    again.id_ = first.id_
+    store.add([first])
+    store.add([again])
+    assert kept(llm) == {"Two."}
+    store.delete("b")
+    assert not kept(llm)
+
+
+def test_what_is_deleted_without_naming_it_is_released(llm: BlendLLM) -> None:
+    store: Any = warm(SimpleVectorStore(), llm)
+    store.add(nodes())
+    store.delete_nodes([])
+    assert kept(llm) == texts("One.", "Two.", "Three.")
+    store.delete_nodes()
+    assert not store.data.embedding_dict and not kept(llm)
+
+
 def test_what_filters_deleted_is_released(plain: BasePydanticVectorStore, llm: BlendLLM) -> None:
     if isinstance(plain, ChromaVectorStore):
         pytest.skip("Chroma's class in LlamaIndex deletes nothing by filters alone")

@@ -236,6 +236,8 @@ class WarmKV(_Base):
             texts, sources = self._parts_of(nodes)
             with noting("The vector store has these nodes; sync() computes the KV that is missing."):
                 kept.add(texts, sources=sources)
+                # Those that were of another document, whose deletion the store will not know for theirs.
+                kept.remove(_names_of((node.node_id for node in nodes), kept.ids()) - texts.keys())
 
     def _forget_document(self, ref_doc_id: str) -> None:
         if (kept := self._kept()) is not None:
@@ -243,14 +245,14 @@ class WarmKV(_Base):
                 kept.remove(name for name in kept.ids() if _document(name) == ref_doc_id)
 
     def _forget_nodes(self, node_ids: Sequence[str] | None, filters: MetadataFilters | None) -> None:
-        if (kept := self._kept()) is None:
+        nothing = filters is None and node_ids is not None and not node_ids
+        if nothing or (kept := self._kept()) is None:
             return
         with noting("The nodes are removed; sync() releases their KV."):
             names = kept.ids()
             if node_ids:
-                gone = {form for id in node_ids for form in spellings(id)}
-                names = {name for name in names if _node(name) in gone}
-            if filters is not None and names:
+                names = _names_of(node_ids, names)
+            if names and (filters is not None or not node_ids):  # without either, some stores remove all
                 try:
                     there = {form for id in ids_of(self, map(_node, names)) for form in spellings(id)}
                 except ConfigError:
@@ -258,8 +260,7 @@ class WarmKV(_Base):
                     _log.warning("%s cannot tell what it removed: KV of it may be kept", kind)
                     return
                 names = {name for name in names if _node(name) not in there}
-            if node_ids or filters is not None:
-                kept.remove(names)
+            kept.remove(names)
 
     def _forget_all(self) -> None:
         if (kept := self._kept()) is not None:
@@ -278,6 +279,12 @@ def _document(name: str) -> str:
 
 def _node(name: str) -> str:
     return name.partition(_BEHIND_DOCUMENT)[2]
+
+
+def _names_of(ids: Iterable[str], names: Iterable[str]) -> set[str]:
+    """Return those of ``names`` that are of nodes with these ids."""
+    forms = {form for id in ids for form in spellings(id)}
+    return {name for name in names if _node(name) in forms}
 
 
 def found(llm: BlendLLM | None, result: VectorStoreQueryResult, bare_text: bool) -> VectorStoreQueryResult:
