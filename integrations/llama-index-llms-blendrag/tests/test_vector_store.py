@@ -104,6 +104,12 @@ def test_inserted_and_deleted_nodes_are_followed(
     store.clear()  # nothing there: no error
 
 
+def test_store_of_a_collection_takes_what_the_class_does(chroma: Any, llm: BlendLLM) -> None:
+    store = BlendChromaVectorStore.from_collection(chroma, llm=llm, bare_text=False)
+    assert (store.client, store.llm, store.bare_text) == (chroma, llm, False)
+    assert BlendChromaVectorStore.from_collection(chroma).llm is None
+
+
 def test_nodes_deleted_by_filter_lose_their_kv(store: BlendChromaVectorStore, llm: BlendLLM) -> None:
     nodes = [node("One.", team="a"), node("Two.", team="b"), node("Three.", team="a")]
     store.add(nodes)
@@ -111,6 +117,8 @@ def test_nodes_deleted_by_filter_lose_their_kv(store: BlendChromaVectorStore, ll
     store.delete_nodes([nodes[0].node_id, nodes[1].node_id], team_a)
     assert {"Two.", "Three."} <= kept(llm)
     assert in_step(store)
+    store.delete_nodes([], team_a)
+    assert store.client.count() == len(nodes) - 1
     store.delete_nodes(filters=team_a)
     assert kept(llm) == {"team: b\n\nTwo.", "Two."}
     assert in_step(store)

@@ -48,6 +48,11 @@ class BlendChromaVectorStore(ChromaVectorStore):
         self.bare_text, self._llm = bare_text, keeping(llm)
 
     @classmethod
+    def from_collection(cls, collection: Any, **kwargs: Any) -> BlendChromaVectorStore:
+        """Return the vector store of a Chroma collection. kwargs: as the class takes them, as in ``llm=``."""
+        return cls(chroma_collection=collection, **kwargs)
+
+    @classmethod
     def class_name(cls) -> str:
         return "BlendChromaVectorStore"
 
@@ -105,12 +110,11 @@ class BlendChromaVectorStore(ChromaVectorStore):
         filters: MetadataFilters | None = None,
         **delete_kwargs: Any,
     ) -> None:
-        """Delete nodes: those of ``node_ids`` (of all nodes, if there are none) that pass the filters."""
-        if filters is None:
-            self._remove(node_ids or [])
-        else:
+        """Delete nodes: those of ``node_ids`` (of all nodes, if it is None) that pass the filters."""
+        if filters is not None and node_ids != []:
             where = _to_chroma_filter(filters)
-            self._remove(self._collection.get(ids=node_ids or None, where=where, include=[])["ids"])
+            node_ids = self._collection.get(ids=node_ids, where=where, include=[])["ids"]
+        self._remove(node_ids or [])
 
     def clear(self) -> None:
         """Delete all nodes."""
