@@ -186,4 +186,4 @@ def is_text(kind: str) -> bool:
     return _TEXT.match(kind) is not None
 
 
-_TEXT = re.compile(r"text/|[\w-]+/[\w.+-]*(?:javascript|json|jsonl|sql|toml|xml|yaml)(?:;|$)")
+_TEXT = re.compile(r"text/|[\w-]+/[\w.+-]*(?:javascript|json|jsonl|sql|toml|x-sh|xml|yaml)(?:;|$)")

@@ -232,15 +232,17 @@ def _message(message: Any, refuse: bool) -> dict[str, Any]:
     if isinstance(content, list):
         parts = [part if isinstance(part, dict) else {"type": type(part).__name__} for part in content]
         texts = [part.get("text", part.get("refusal")) for part in parts]
-        others = [
-            str(part.get("type"))
+        others = {
+            str(part.get("type")): part.get("reason")
             for part, text in zip(parts, texts, strict=True)
             if not isinstance(text, str)
-        ]
-        if others and refuse and message["role"] == "user":
-            raise ConfigError(f"a message holds content of type {others[0]!r}; this model reads text only")
-        for kind in dict.fromkeys(others):
-            warnings.warn(f"left out content of type {kind!r}: it has no text", BlendragWarning, stacklevel=5)
+        }
+        for kind, reason in others.items():
+            if refuse and message["role"] == "user":
+                why = reason or "this model reads text only"
+                raise ConfigError(f"a message holds content of type {kind!r}; {why}")
+            said = f"left out content of type {kind!r}: {reason or 'it has no text'}"
+            warnings.warn(said, BlendragWarning, stacklevel=5)
         message = {**message, "content": "\n".join(text for text in texts if isinstance(text, str))}
     elif not isinstance(content, str | None):
         raise ConfigError(f"a message's content is text, not {content!r}")

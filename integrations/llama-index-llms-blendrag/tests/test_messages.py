@@ -82,6 +82,27 @@ def test_what_a_user_shows_is_refused_not_dropped(block: Any) -> None:
         said_by("user", BLUE, block)
 
 
+@pytest.mark.parametrize(
+    ("block", "reason"),
+    [
+        (DocumentBlock(path="missing.txt"), "it cannot be read: .*No such file"),
+        (DocumentBlock(data=b"", document_mimetype="text/plain"), "it cannot be read: "),
+        (DocumentBlock(data="größe".encode("cp1252"), document_mimetype="text/plain"), "not in UTF-8"),
+    ],
+)
+def test_text_that_cannot_be_read_is_refused_for_its_own_reason(block: Any, reason: str) -> None:
+    with pytest.raises(ConfigError, match=f"type 'document'; .*{reason}"):
+        said_by("user", BLUE, block)
+    with pytest.warns(BlendragWarning, match=f"left out content of type 'document': .*{reason}"):
+        assert said_by("assistant", block, BLUE) == "It is blue."
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_mark_of_an_encoding_is_no_text(encoding: str) -> None:
+    block = DocumentBlock(data="größe".encode(encoding), document_mimetype="text/plain")
+    assert said_by("user", block) == "größe"
+
+
 def test_what_a_user_showed_before_ends_no_conversation() -> None:
     shown = ChatMessage(role="user", blocks=[BLUE, PICTURES[0]])
     later = [ChatMessage("A picture.", role="assistant"), ChatMessage("And now?")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
@@ -38,13 +39,13 @@ _ARGUMENTS = ("arguments", "args", "input", "tool_kwargs")
 
 def plain_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     """Return role, parts, tool calls and thinking of each message. A part has its kind, and its text if it
-    has one."""
+    has one; else it may have the reason."""
     plain = list[dict[str, Any]]()
     called: dict[str, str] = {}  # names of functions by call: their results have the id only
     for message in messages:
         role = _ROLES.get(message.role, message.role.value)
-        read = (part for block in message.blocks for part in _read(block))
-        one: dict[str, Any] = {"role": role, "content": [{"type": kind, "text": text} for text, kind in read]}
+        parts = [part for block in message.blocks for part in _read(block)]
+        one: dict[str, Any] = {"role": role, "content": parts}
         if (
             role == "assistant"
             and not message.content
@@ -102,35 +103,39 @@ def as_completion(response: ChatResponse) -> CompletionResponse:
     )
 
 
-def _read(block: Any) -> Iterator[tuple[str | None, str]]:
-    """Yield the texts of a block, in order, and the kinds of what has none."""
+def _read(block: Any) -> Iterator[dict[str, Any]]:
+    """Yield the parts of a block, in order."""
     match block:
         case TextBlock():
-            yield block.text, block.block_type
+            yield {"type": block.block_type, "text": block.text}
         case CitableBlock():
             if block.title:
-                yield block.title, "text"
+                yield {"type": "text", "text": block.title}
             for inner in block.content:
                 yield from _read(inner)
         case CitationBlock():
             yield from _read(block.cited_content)
         case DocumentBlock():
-            yield _document_text(block), block.block_type
+            yield {"type": block.block_type, **_document(block)}
         case ThinkingBlock() | CachePoint() | ToolCallBlock():  # kept elsewhere, or nothing to keep
             return
         case _:
-            yield None, block.block_type
+            yield {"type": block.block_type}
 
 
-def _document_text(block: DocumentBlock) -> str | None:
-    """Return the text of a file that is one; nothing is fetched for it."""
+def _document(block: DocumentBlock) -> dict[str, str]:
+    """Return the text of a file that is one, or why it has none; nothing is fetched for it."""
     kind = block.document_mimetype or "text/"  # LlamaIndex guesses only others
     if (block.url and not block.data) or not foreign.is_text(kind):
-        return None
+        return {}
     try:
-        return cast(bytes, block.resolve_document().read()).decode()
-    except (OSError, ValueError):
-        return None
+        data = cast(bytes, block.resolve_document().read())
+        wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        return {"text": data.decode("utf-16" if wide else "utf-8-sig")}
+    except UnicodeDecodeError:
+        return {"reason": "its text is not in UTF-8: convert it, or give the text itself"}
+    except (OSError, ValueError) as error:
+        return {"reason": f"it cannot be read: {error}"}
 
 
 def _thinking_of(message: ChatMessage) -> str:
