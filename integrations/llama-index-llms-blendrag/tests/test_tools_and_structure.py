@@ -20,7 +20,7 @@ from llama_index.core.types import PydanticProgramMode
 from pydantic import BaseModel
 
 from blendrag.chat.schema import json_grammar
-from blendrag.errors import BlendragError
+from blendrag.errors import BlendragError, ConfigError
 from llama_index.llms.blendrag import BlendLLM
 from llama_index.llms.blendrag.errors import AnswerCutError
 
@@ -237,6 +237,22 @@ async def test_structured_stream_of_a_class_with_defaults_ends_with_the_whole(
     ):
         last = [one async for one in stream][-1]
         assert getattr(last, "raw", last) == Leaflet(**LEAFLET)
+
+
+class Keywords(BaseModel):
+    """What a text is about."""
+
+    words: set[str]
+    places: frozenset[str] | None = None
+
+
+def test_set_is_made_of_a_list_that_may_repeat_an_item(llm: BlendLLM, scripted: Any) -> None:
+    scripted.answers = ['{"words": ["red", "car", "red"], "places": ["Bergen", "Bergen"]}']
+    asked = llm.structured_predict(Keywords, PromptTemplate("?"))
+    assert asked == Keywords(words={"red", "car"}, places=frozenset({"Bergen"}))
+    distinct = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
+    with pytest.raises(ConfigError, match="uniqueItems"):
+        llm.complete("?", grammar=distinct)
 
 
 def test_prompt_used_for_structure_stays_a_prompt(llm: BlendLLM, scripted: Any) -> None:
