@@ -53,14 +53,17 @@ class WarmingStore(VectorStore):
 
     llm: ChatBlend | None = None
     """The model whose KV is kept. May be set, changed or removed at any time; ``sync()`` then catches up."""
+    _written: frozenset[str]  # names in the class's own code
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        cls._written = frozenset(vars(cls))
         for name in filter(_SEARCH.match, dir(cls)):
-            owner = next(base for base in cls.__mro__ if name in vars(base))
+            # One that a parent only follows is not its own: another parent's may come before it.
+            owner = next(base for base in cls.__mro__ if name in vars(base).get("_written", vars(base)))
             # LangChain's defaults call methods that are followed; those of a warming parent are already.
             if owner is cls or not (owner is VectorStore or issubclass(owner, WarmingStore)):
-                setattr(cls, name, followed(getattr(cls, name), _prefetch))
+                setattr(cls, name, followed(getattr(owner, name), _prefetch))
 
     def ingest(
         self,

@@ -12,6 +12,7 @@ from langchain_core.documents import Document
 
 from blendrag import Collection
 from blendrag.errors import needs
+from langchain_blendrag._ingest import encodable
 from langchain_blendrag._warming import WarmingStore, keeping
 
 with needs("langchain-blendrag[chroma]"):
@@ -57,7 +58,7 @@ class BlendChroma(WarmingStore, Chroma):
         Raises:
             BlendragError: If the KV cannot be computed. The texts are stored, and ``sync()`` does the rest.
         """
-        texts = list(texts)
+        texts = list(map(encodable, texts))
         given = list(ids) if ids is not None else [str(uuid.uuid4()) for _ in texts]
         if metadatas:
             metadatas = [*metadatas, *[{}] * (len(texts) - len(metadatas))]
@@ -85,6 +86,7 @@ class BlendChroma(WarmingStore, Chroma):
 
     def update_documents(self, ids: list[str], documents: list[Document]) -> None:
         """Replace documents, and the KV of their texts. Chroma leaves out unknown ids."""
+        documents = list(map(encodable, documents))
         super().update_documents(ids, documents)
         if self._warms:
             present = self._present(ids)
@@ -92,11 +94,11 @@ class BlendChroma(WarmingStore, Chroma):
 
     def delete(self, ids: list[str] | None = None, **kwargs: Any) -> None:
         """Remove documents by ids, or as Chroma's ``where``, ``where_document`` and ``limit`` say."""
-        gone = set(self._matching(ids, **kwargs)) if self._warms else set()
         super().delete(ids, **kwargs)
-        if "limit" in kwargs:
-            gone -= self._present(gone)
-        self._forget(gone)
+        if ids and not kwargs:
+            self._forget([ids] if isinstance(ids, str) else ids)
+        else:
+            self._forget_missing()
 
     def delete_collection(self) -> None:
         """Remove the collection, and all of its KV."""
@@ -104,14 +106,6 @@ class BlendChroma(WarmingStore, Chroma):
         super().delete_collection()
         if kv is not None:
             kv.clear()
-
-    def _matching(
-        self, ids: str | list[str] | None, where: Any = None, where_document: Any = None, limit: Any = None
-    ) -> list[str]:
-        if where is None and where_document is None:
-            return [ids] if isinstance(ids, str) else list(ids or ())
-        found = self.get(ids, where=where, where_document=where_document, include=[])
-        return list(found["ids"])
 
     def _kv_name(self) -> str:
         settings, client = self._client.get_settings(), self._client

@@ -85,11 +85,11 @@ async def test_every_way_of_adding_warms_documents(any_store: Any, recorder: Any
     assert len(recorder.prefilled) == len(added) and store.sync().unchanged == len(added)
 
 
-async def test_half_of_a_surrogate_pair_is_replaced_where_it_comes_in(store: Any, recorder: Any) -> None:
-    store.add_texts(["Note \ud835."])
-    await store.aadd_documents([Document("Sign \ud835\udc65.")])
+async def test_half_of_a_surrogate_pair_is_replaced_where_it_comes_in(any_store: Any, recorder: Any) -> None:
+    any_store.add_texts(["Note \ud835."])
+    await any_store.aadd_documents([Document("Sign \ud835\udc65.")])
     assert recorder.kept == {"Note \ufffd.", "Sign \U0001d465."}
-    assert {found.page_content for found in store.similarity_search("?", k=2)} == recorder.kept
+    assert {found.page_content for found in any_store.similarity_search("?", k=2)} == recorder.kept
 
 
 def test_store_is_copied_and_pickled_as_the_plain_one_is(store: Any, recorder: Any) -> None:
@@ -272,6 +272,9 @@ def test_chroma_is_warmed_as_blend_chroma_is(
         def add_texts(self, texts: Iterable[str], *args: Any, **kwargs: Any) -> list[str]:
             return super().add_texts([text.upper() for text in texts], *args, **kwargs)
 
+        def delete(self, ids: list[str] | None = None, oldest: bool = False, **kwargs: Any) -> None:
+            super().delete(self.get()["ids"][:1] if oldest else ids, **kwargs)
+
     for base in (Chroma, Special):
         store = warm(base(base.__name__, embeddings, persist_directory=str(tmp_path)), recorded_llm)
         assert isinstance(store, BlendChroma) and isinstance(store, base)
@@ -280,3 +283,30 @@ def test_chroma_is_warmed_as_blend_chroma_is(
         store.sync()
         assert set(store.get()["documents"]) <= recorder.kept and len(recorder.deleted) == 1
         recorder.deleted.clear()
+    store.delete(oldest=True)
+    assert len(recorder.deleted) == 1 and set(store.get()["documents"]) <= recorder.kept
+
+
+class OfAnn(Chroma):
+    """A store whose searches find the documents of one user only."""
+
+    def similarity_search(self, *args: Any, **kwargs: Any) -> list[Document]:
+        return super().similarity_search(*args, **{**kwargs, "filter": {"user": "ann"}})
+
+    def max_marginal_relevance_search(self, *args: Any, **kwargs: Any) -> list[Document]:
+        return super().max_marginal_relevance_search(*args, **{**kwargs, "filter": {"user": "ann"}})
+
+
+@pytest.mark.parametrize("way", ["warm", "class", "subclass"])
+async def test_search_of_a_stores_own_class_stays_its_own(
+    embeddings: Any, recorded_llm: Any, recorder: Any, tmp_path: Path, way: str
+) -> None:
+    both: Any = type("Both", (BlendChroma, OfAnn), {})
+    kind: Any = {"warm": OfAnn, "class": both, "subclass": type("Heir", (both,), {})}[way]
+    store = warm(kind("things", embeddings, persist_directory=str(tmp_path)), recorded_llm)
+    store.add_texts(TEXTS, [{"user": user} for user in ("ann", "bob", "bob")])
+    retrievers = [store.as_retriever(), store.as_retriever(search_type="mmr")]
+    found = [store.similarity_search("?"), *(retriever.invoke("?") for retriever in retrievers)]
+    found += [await retriever.ainvoke("?") for retriever in retrievers]
+    assert [[one.page_content for one in documents] for documents in found] == [TEXTS[:1]] * 5
+    assert recorder.prefetched == [TEXTS[:1]] * 5
