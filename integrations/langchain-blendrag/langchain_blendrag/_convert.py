@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from langchain_core.documents import Document
@@ -194,18 +194,19 @@ def tool_call_chunks(answer: Answer) -> list[ToolCallChunk]:
     ]  # fmt: skip
 
 
-def invalid_tool_calls(answer: Answer, *, quoted: bool = False) -> list[InvalidToolCall]:
-    """Return invalid calls. quoted: as a JSON string, which LangChain does not complete to a call when it
-    adds chunks up."""
+def invalid_tool_calls(answer: Answer) -> list[InvalidToolCall]:
     return [
-        InvalidToolCall(
-            name=None,
-            args=json.dumps(c.text) if quoted else c.text,
-            id=None,
-            error=c.reason,
-            type="invalid_tool_call",
-        )
+        InvalidToolCall(name=None, args=c.text, id=None, error=c.reason, type="invalid_tool_call")
         for c in answer.invalid_tool_calls
+    ]
+
+
+def invalid_tool_call_chunks(answer: Answer) -> list[ToolCallChunk]:
+    """Return every invalid call as a chunk: why it is none, and what came. LangChain completes a text that
+    begins as JSON to a call, and has no other place for the reason."""
+    return [
+        ToolCallChunk(name=None, args=f"{c.reason}: {c.text}", id=None, index=index, type="tool_call_chunk")
+        for index, c in enumerate(answer.invalid_tool_calls, len(answer.tool_calls))
     ]
 
 
@@ -231,19 +232,19 @@ def _message(answer: Answer, usage: UsageMetadata) -> AIMessage:
     )
 
 
-def chat_chunk(piece: Piece) -> ChatGenerationChunk:
-    """Return a piece of the answer; the last one has what is known of the whole."""
-    if piece.answer is None:
-        message = AIMessageChunk(content=piece.text, additional_kwargs=_thinking(piece.reasoning))
-        return ChatGenerationChunk(message=message)
-    return ChatGenerationChunk(
-        message=AIMessageChunk(
-            content=piece.text,
-            additional_kwargs=_thinking(piece.reasoning),
-            tool_call_chunks=tool_call_chunks(piece.answer),
-            invalid_tool_calls=invalid_tool_calls(piece.answer, quoted=True),
-            usage_metadata=usage_metadata([piece.answer]),
-            response_metadata=response_metadata(piece.answer),
-            chunk_position="last",
-        )
-    )
+def chat_chunks(piece: Piece) -> Iterator[ChatGenerationChunk]:
+    """Yield a piece of the answer; the last one has what is known of the whole. Invalid calls come before it:
+    of a message's last chunk, LangChain's events have no such calls."""
+    said: dict[str, Any] = {"content": piece.text, "additional_kwargs": _thinking(piece.reasoning)}
+    answer, last = piece.answer, dict[str, Any]()
+    if answer is not None:
+        last = {
+            "tool_call_chunks": tool_call_chunks(answer),
+            "usage_metadata": usage_metadata([answer]),
+            "response_metadata": response_metadata(answer),
+            "chunk_position": "last",
+        }
+        if invalid := invalid_tool_call_chunks(answer):
+            yield ChatGenerationChunk(message=AIMessageChunk(**said, tool_call_chunks=invalid))
+            said = {"content": ""}
+    yield ChatGenerationChunk(message=AIMessageChunk(**said, **last))

@@ -231,7 +231,7 @@ class ChatBlend(BlendOverrides, InConversation):
         with as_langchain_has_them(), contextlib.closing(pieces):
             for piece in pieces:
                 if piece.text or piece.reasoning or piece.answer:
-                    yield _convert.chat_chunk(piece)
+                    yield from _convert.chat_chunks(piece)
 
     async def _astream(
         self,
@@ -245,7 +245,8 @@ class ChatBlend(BlendOverrides, InConversation):
             async with contextlib.aclosing(pieces):
                 async for piece in pieces:
                     if piece.text or piece.reasoning or piece.answer:
-                        yield _convert.chat_chunk(piece)
+                        for chunk in _convert.chat_chunks(piece):
+                            yield chunk
 
     def speculate(self, input: LanguageModelInput, **kwargs: Any) -> Speculation:
         """Say what will be asked soon, if nothing changes: its answer may be begun, and kept back. Asking

@@ -6,6 +6,8 @@ import asyncio
 import pickle
 import warnings
 from collections.abc import Callable
+from functools import reduce
+from operator import add
 from typing import Any
 
 import httpx2
@@ -341,6 +343,38 @@ def test_schema_that_refers_to_itself_stays_whole() -> None:
             made = request(ChatBlend(), **held.first.kwargs)
             with pytest.raises(jsonschema.ValidationError):
                 jsonschema.validate(wrong, made.schema)
+
+
+GOOD, CUT = '{"name": "f", "arguments": {"a": 1}}', '{"name": "f", "arguments": {"a": '
+UNKNOWN = '{"name": "g", "arguments": {}}'
+
+
+@pytest.mark.parametrize("way", [*WAYS, "stream_events"])
+@pytest.mark.parametrize(
+    ("calls", "wanted", "reason"),
+    [
+        ([CUT], 0, "cut off"),
+        ([UNKNOWN], 0, "no tool is called 'g'"),
+        ([GOOD, CUT], 1, "cut off"),
+        ([UNKNOWN, GOOD], 1, "no tool is called 'g'"),
+    ],
+)
+def test_invalid_call_is_given_with_its_reason_on_every_way(
+    make: Callable[..., ChatBlend], speaker: Any, way: str, calls: list[str], wanted: int, reason: str
+) -> None:
+    written = [f"<tool_call>\n{one}" + ("\n</tool_call>" if one != CUT else "") for one in calls]
+    speaker.answers = ["I look. " + "".join(written)]
+    llm = make().bind_tools([{"name": "f", "parameters": {"properties": {"a": {"type": "integer"}}}}])
+    if way == "stream_events":
+        events: Any = llm.stream_events("Hi.", version="v3")
+        message = [*events] and events.output
+    else:
+        message = reduce(add, WAYS[way](llm, "Hi."))
+    assert [call["args"] for call in message.tool_calls] == [{"a": 1}] * wanted
+    (invalid,) = message.invalid_tool_calls
+    assert reason in f"{invalid['error']} {invalid['args']}"
+    assert invalid["args"].endswith(next(one for one in calls if one != GOOD).strip())
+    assert message.text == "I look. "
 
 
 def test_choice_of_no_tool_is_found_out_when_tools_are_bound() -> None:
