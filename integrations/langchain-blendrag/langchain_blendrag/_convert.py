@@ -93,7 +93,7 @@ def _plain(message: BaseMessage, left_out: Counter[str]) -> dict[str, Any]:
         if thought := _thinking_of(message):
             plain["reasoning_content"] = thought
     if isinstance(message, ToolMessage):
-        if not text and _is_data(message.content):
+        if _is_data(message.content, text):
             plain["content"] = json.dumps(message.content, ensure_ascii=False, default=str)
             left_out.clear()
         plain["tool_call_id"] = message.tool_call_id
@@ -102,14 +102,21 @@ def _plain(message: BaseMessage, left_out: Counter[str]) -> dict[str, Any]:
     return plain
 
 
-def _is_data(content: Any) -> bool:
-    """Return whether what a tool gave is plain data: no blocks of any provider, nor pictures of Bedrock's."""
-    return isinstance(content, list) and all(
+# Keys beside the one of a provider's block that has no type.
+_BESIDE = {"cachePoint", "cache_control", "thought", "thoughtSignature", "thought_signature"}
+
+
+def _is_data(content: Any, text: str) -> bool:
+    """Return whether what a tool gave is plain data: no blocks of any provider, which have a type or one key,
+    nor pictures of Bedrock's."""
+    if not isinstance(content, list) or not all(
         isinstance(one, Mapping)
         and "type" not in one
         and not (is_media(kind_of(one)) and isinstance(one[kind_of(one)], Mapping))
         for one in content or [None]
-    )
+    ):
+        return False
+    return not text or any(len(one.keys() - _BESIDE) > 1 for one in content)
 
 
 def _thinking_of(message: AIMessage) -> str:

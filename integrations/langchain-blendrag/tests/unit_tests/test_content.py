@@ -59,6 +59,7 @@ BESIDE: list[tuple[Any, dict[str, int]]] = [
 READ: list[tuple[Any, str]] = [
     (["It is ", "blue."], "It is blue."),
     ([{"text": "It is blue."}], "It is blue."),
+    ([{"text": "It is blue.", "thoughtSignature": "s"}, {"cachePoint": {}}], "It is blue."),
     ([{"type": "input_text", "text": "It is blue."}], "It is blue."),
     ([{"type": "output_text", "text": "It is blue.", "annotations": []}], "It is blue."),
     ([{"type": "text", "text": "It is ", "cache_control": {}}, {"text": "blue."}], "It is blue."),
@@ -141,9 +142,19 @@ def test_parts_that_are_given_stay_apart_and_those_of_an_answer_are_one_text(mak
     assert content_of(make([{"type": "tool_result", "content": parts[:2]}])) == f"Turku{between}Oulu"
 
 
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [{"title": "Å", "url": "a.example"}, {"file": "a.py", "line": 3}, {"a": {"b": None}}],
+        [{"value": "12", "unit": "km"}, {"value": "13", "unit": "mi"}],
+        [{"title": "Å", "content": "Aa", "url": "a.example", "score": 0.9}],
+        [{"name": "Ann", "age": 3}, {"name": "Bob", "text": "note"}],
+        [{"query": "x", "results": [{"content": "Aa"}]}],
+        [{"result": "ok"}, {"result": "ok", "balance": 120}],
+    ],
+)
 @pytest.mark.filterwarnings(f"error::{BlendragWarning.__module__}.BlendragWarning")
-def test_data_of_a_tool_is_written_as_json() -> None:
-    rows = [{"title": "Å", "url": "a.example"}, {"file": "a.py", "line": 3}, {"a": {"b": None}}]
+def test_data_of_a_tool_is_written_as_json(rows: list[Any]) -> None:
     assert content_of(ToolMessage(rows, tool_call_id="1")) == json.dumps(rows, ensure_ascii=False)
 
 
