@@ -69,11 +69,14 @@ def _function(tool: Any) -> dict[str, Any]:
 
 
 def _unwrapped(schema: Any) -> Any:
-    """Return the schema that a ``response_format`` of OpenAI's has inside; any other as it is."""
+    """Return the schema that a ``response_format`` of OpenAI's, or a function, has inside; any other as it
+    is."""
     if isinstance(schema, dict) and schema.get("type") == "json_schema":
         schema = schema.get("json_schema")
     if isinstance(schema, dict) and isinstance(schema.get("schema"), dict) and "name" in schema:
         return {"title": schema["name"], **schema["schema"]}
+    if isinstance(schema, dict) and schema.keys() & _OF_FUNCTIONS:
+        return _json_schema(_function(schema))
     return schema
 
 

@@ -126,6 +126,7 @@ def test_number_that_may_have_lost_digits_is_an_error(
 
 
 AMOUNT = {"type": "object", "properties": {"amount": {"type": "integer"}}, "required": ["amount"]}
+NAMED = {"name": "Fee", "description": "In euros."}
 
 
 @pytest.mark.parametrize(
@@ -137,6 +138,16 @@ AMOUNT = {"type": "object", "properties": {"amount": {"type": "integer"}}, "requ
             {"title": "Fee", **AMOUNT},
         ),
         (AMOUNT, {"title": "answer", **AMOUNT}),
+        *(
+            (schema, {"title": "Fee", "description": "In euros.", **AMOUNT})
+            for schema in (
+                {**NAMED, "parameters": AMOUNT},
+                {**NAMED, "input_schema": AMOUNT},
+                {**NAMED, "inputSchema": AMOUNT},
+                {"type": "function", "function": {**NAMED, "parameters": AMOUNT}},
+                {"toolSpec": {**NAMED, "inputSchema": {"json": AMOUNT}}},
+            )
+        ),
         *(
             (schema, schema)
             for schema in (
