@@ -56,6 +56,7 @@ WITHOUT_EFFECT = frozenset(
 )  # fmt: skip
 """Names without an effect: of another provider's accounts, caches and interfaces, and of what holds
 anyway."""
+_SUCCESSORS = {"functions": "tools", "function_call": "tool_choice"}  # of OpenAI's former options
 TAKEN = frozenset({*_OURS, *ALIASES, *_MEANT, *_NESTED, *_SAMPLING})
 """Names of all options of a call."""
 
@@ -141,7 +142,7 @@ def warn_about(unknown: Iterable[str], known: Iterable[str], stacklevel: int) ->
     """Warn that names without a meaning here are ignored, and say what may have been meant."""
     for name in unknown:
         if name not in WITHOUT_EFFECT:
-            meant = closest(name, {*known} - FORMER_SETTINGS)
+            meant = closest(_SUCCESSORS.get(name, name), {*known} - FORMER_SETTINGS)
             warnings.warn(f"ignored {name!r}{meant}", BlendragWarning, stacklevel)
 
 
