@@ -72,7 +72,10 @@ class Settings(BlendOverrides, BaseSettings):
     model_config = SettingsConfigDict(env_prefix="BLENDRAG_", extra="forbid", frozen=True)
 
     # Model and engine
-    model: str = Field(DEFAULT_MODEL, description="Model: the packaged default, a folder, or a hub id.")
+    model: str = Field(
+        DEFAULT_MODEL,
+        description="Model: the packaged default, a folder, or a hub id; for an index, its own unless given.",
+    )
     lora: str | None = Field(
         None, description="Folder or hub id of a LoRA adapter that is merged into the model's weights."
     )

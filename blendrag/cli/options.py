@@ -53,7 +53,12 @@ Index = Annotated[
 ]
 Model = Annotated[
     str | None,
-    typer.Option("--model", "-m", help="Model: a folder, a hub id, or the packaged default.", metavar="NAME"),
+    typer.Option(
+        "--model",
+        "-m",
+        help="Model: a folder, a hub id, or the packaged default; an index that exists has its own.",
+        metavar="NAME",
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output and nothing else there.")]
 SimilarityTopK = Annotated[

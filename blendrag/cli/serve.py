@@ -26,7 +26,8 @@ def serve(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Model: a folder, a hub id, or nothing for the packaged default; then options of vLLM.",
+            help="Model: a folder, a hub id, or nothing for the index's own or the packaged default; then"
+            " options of vLLM.",
             metavar="[MODEL] [OPTION...]",
             show_default=False,
         ),
@@ -76,6 +77,7 @@ def serve(
     from blendrag.server.address import check_address
     from blendrag.server.command import check_given, serve_command, settings_among, tenants
     from blendrag.server.keys import read_keys
+    from blendrag.serving.identity import with_model_of
     from blendrag.settings import Settings
 
     words = words or []
@@ -84,6 +86,10 @@ def serve(
     check_given(given)
     given |= {} if model is None else {"model": model}
     settings = Settings.load(**given)
+    folder = None if index is None else index.expanduser().resolve()
+    if folder and keys is None and not (docker or helm):  # else it is of several, or in the container
+        settings = with_model_of(folder, settings)
+        given["model"] = settings.model
     limits = Limits(max_body_mib, max_items, max_text_mib, repeats_gib)
     here = not (show or docker or helm)
     if here:
@@ -100,7 +106,6 @@ def serve(
             command = container_command(settings, path, index, more, keys=keys, limits=limits)
             text = chart_values(settings, command) if helm else image_file(command, VLLM_VERSION)
             return typer.echo(text, nl=False)
-        folder = None if index is None else index.expanduser().resolve()
         file = None if keys is None else keys.expanduser().resolve()
         each = tenants(given, folder, None if file is None else read_keys(file))
         for _, root in each.values() if here else ():

@@ -56,7 +56,8 @@ class BlendIndex(Answering):
     def open(
         cls, path: str | Path, model: str | None = None, *, create: bool = True, **options: Any
     ) -> BlendIndex:
-        """Open the index in folder ``path``; ``options`` are any of the settings.
+        """Open the index in folder ``path``; ``options`` are any of the settings. If no model is named, an
+        index that exists is opened with the one it was made with.
 
         Raises ConfigError, ModelNotFoundError, StoreMismatchError (made with another model), StoreInUseError
         (open in another process), and StoreError if it does not exist and ``create`` is False.
@@ -65,6 +66,7 @@ class BlendIndex(Answering):
         require_vllm()
         from blendrag.compress import check_budget
         from blendrag.select import make_selector
+        from blendrag.serving.identity import with_model_of
 
         make_selector(settings.blending)  # a typo is an error, not a slow answer
         check_budget(settings.blending)
@@ -75,7 +77,7 @@ class BlendIndex(Answering):
             from blendrag.store.maintenance.closed_index import no_index
 
             raise no_index(path)
-        return cls(root, settings)
+        return cls(root, with_model_of(root, settings))
 
     def close(self) -> None:
         """Finish background repairs, give the engine back, release the folder. Safe to call twice."""

@@ -20,6 +20,8 @@ from blendrag.store.identity import KVIdentity, kv_shape, prefix_name, sharing_l
 
 # What a shape follows from, in any configuration that leaves out nothing.
 _SHAPE = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_size")
+# Behind the name of a model whose KV is that of its longer window.
+_LONGER = " with the angles of its longer window"
 
 
 def prefix_ids(settings: Settings, model_path: Path) -> tuple[int, ...]:
@@ -39,9 +41,24 @@ def codec_of(settings: Settings, root: Path) -> str:
     """
     if settings.codec != AUTO_CODEC or not Catalogue.is_in(root):
         return settings.new_codec
+    return _made_with(root).codec
+
+
+def with_model_of(root: Path, settings: Settings) -> Settings:
+    """Return the settings for the index in this folder: if they name no model, with the one it was made with.
+
+    Raises StoreError for an index that cannot be read.
+    """
+    if "model" in settings.model_fields_set or not Catalogue.is_in(root):
+        return settings
+    name = _made_with(root).model.removesuffix(_LONGER).removesuffix(f" with {settings.lora}")
+    return settings.model_copy(update={"model": name})
+
+
+def _made_with(root: Path) -> KVIdentity:
     catalogue = Catalogue.open(root, None)
     catalogue.close()
-    return catalogue.identity.codec
+    return catalogue.identity
 
 
 def kv_identity(
@@ -54,14 +71,15 @@ def kv_identity(
     """
     config = _text_config(model_path)
     heads, size = kv_shape(config) or (0, 0)
-    name, weights = settings.model, model_digest(model_path)
+    is_folder = Path(settings.model).expanduser().exists()  # which is found from other working folders, too
+    name, weights = str(model_path) if is_folder else settings.model, model_digest(model_path)
     if settings.lora is not None:
         adapter = adapter_for(model_path, settings.lora)
         name += f" with {settings.lora}"
         weights = xxhash.xxh3_128_hexdigest((weights + adapter.digest).encode())
     window = settings.max_model_len or model_window(model_path) or 0
     if window > (first_window(config) or math.inf):
-        name += " with the angles of its longer window"
+        name += _LONGER
         weights = xxhash.xxh3_128_hexdigest(f"{weights} long".encode())
     return KVIdentity(
         model=name,

@@ -15,6 +15,7 @@ from blendrag.engine.wire.recipe import SECRET
 from blendrag.errors import ConfigError
 from blendrag.server.command import SERVED, serve_command, settings_among, tenants
 from blendrag.server.keys import read_keys
+from blendrag.serving.library import Library
 from blendrag.settings import Settings
 
 
@@ -177,6 +178,13 @@ def test_folder_that_is_new_is_said_once(
     for said in (f"{tmp_path / 'kb'} is new and empty: documents come over HTTP\n", ""):
         result = CliRunner().invoke(app, ["serve", str(model_dir), "--index", str(tmp_path / "kb")])
         assert (result.exit_code, result.stderr) == (0, said)
+
+
+def test_index_is_served_with_its_own_model(model_dir: Path, tmp_path: Path) -> None:
+    Library(tmp_path / "kb", Settings.load(model=str(model_dir))).close()
+    result = CliRunner().invoke(app, ["serve", "--print", "--index", str(tmp_path / "kb")])
+    assert result.exit_code == 0, result.stderr
+    assert f"--model {model_dir} " in result.stdout and f'"model": "{model_dir}"' in result.stdout
 
 
 KEY = f"{'0' * 64} acme ask"
