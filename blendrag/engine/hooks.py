@@ -37,6 +37,7 @@ class Asked(SchedulerRequest):
     recipe: how it is blended; None: it is not. state: ``new``; ``ordered``: the worker was told to compute
     what was claimed for it; ``here``: the worker has done that; ``failed``: the engine prefills it itself.
     result: the report that its answer carries, once that is known. counts: whether somebody has asked it.
+    prefix: how many of its tokens the engine's prefix cache had.
     """
 
     recipe: Recipe | None = None
@@ -44,6 +45,7 @@ class Asked(SchedulerRequest):
     result: BlendReport | None = None
     refused: bool = False  # the worker has never heard of it
     counts: bool = True
+    prefix: int = 0
 
     @property
     def ticket(self) -> str:
@@ -54,6 +56,12 @@ class Asked(SchedulerRequest):
     def plain(self) -> bool:
         """Return whether it is not to be blended, and nothing has failed for it."""
         return self.recipe is None and self.state != "failed"
+
+    @property
+    def computed_plainly(self) -> int:
+        """Return how many tokens of its prompt the engine has computed, not found or been brought."""
+        done, report = min(self.prompt, self.computed) - self.prefix, self.result
+        return max(0, done - (report.exact + report.cached + report.fresh if report else 0))
 
     def refuse(self, cause: Cause, why: str) -> None:
         """Have the engine prefill the request, and its answer say why."""

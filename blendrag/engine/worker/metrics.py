@@ -48,7 +48,10 @@ METRICS: Mapping[str, Metric] = {
         "counter", "Requests, by how their prompt was prefilled.", "outcome", get_args(Outcome)
     ),
     "blendrag_tokens": Metric(
-        "counter", "Prompt tokens of fused prefills.", "kind", ("exact", "reused", "recomputed", "fresh")
+        "counter",
+        "Prompt tokens that vLLM's prefix cache did not have, by how they were prefilled.",
+        "kind",
+        ("exact", "reused", "recomputed", "fresh", "plain"),
     ),
     "blendrag_blend_seconds": Metric(
         "histogram", "Time that a fused prefill spent, by what on.", "part", _PARTS
@@ -147,18 +150,19 @@ class TierMeter:
         self._held: Tally = {}
 
     def growth(self, tiers: Iterable[Tier]) -> Tally:
-        """Return the growth since the last look. Tiers of the same name, of several stores, are counted
-        together. The levels are given only of tiers that know them, and when they have changed."""
+        """Return the growth since the last look, at the first one of all counters: what grows for the first
+        time has grown from 0. Tiers of the same name, of several stores, are counted together. The levels are
+        given only of tiers that know them, and when they have changed."""
         tally: Tally = {}
         held: Tally = {name: dict.fromkeys(values, 0) for name, values in self._held.items()}
         for tier in tiers:
-            now, before = tier.stats(), self._before.get(tier, {})
+            now, before = tier.stats(), self._before.get(tier)
             self._before[tier] = now
             for name, value in now.items():
                 if name in LEVELS:
                     into, by = held, value if tier.counted else None
                 else:
-                    into, by = tally, value - before.get(name, 0) or None
+                    into, by = tally, value if before is None else value - before[name] or None
                 if by is not None:
                     values = into.setdefault(f"blendrag_tier_{name}", {})
                     values[tier.name] = values.get(tier.name, 0) + by

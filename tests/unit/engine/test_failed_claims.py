@@ -28,9 +28,10 @@ from blendrag.engine.forward.slices import Pace, Sliced
 from blendrag.engine.prefixes.exact_prefixes import ExactPrefixes
 from blendrag.engine.wire.prefixes import PrefixPath
 from blendrag.engine.wire.recipe import BlendOrder, Recipe
-from blendrag.engine.wire.report import BlendReport
+from blendrag.engine.wire.report import BlendReport, Tally
 from blendrag.engine.worker import connector
 from blendrag.engine.worker.connector import BlendConnector, GroupsConnector
+from blendrag.engine.worker.metrics import merge
 from blendrag.errors import StoreError
 from blendrag.settings import Settings
 from blendrag.store.tiers import RamTier, TierSpec
@@ -149,6 +150,24 @@ def test_prompt_that_is_refused_is_prefilled_behind_what_is_there(config: Any) -
     tokens, said = answer(config, is_refused)
     assert tokens == RIGHT
     assert said["blendrag"]["cause"] == "loading" and said["blendrag"]["exact"] == 130
+
+
+@pytest.mark.parametrize(
+    ("blend", "more", "plain"),
+    [
+        (succeeds, {}, PROMPT - 200),
+        (fails_at_once, {}, PROMPT),
+        (is_refused, {}, PROMPT - 130),
+        (succeeds, {"extra_args": {}}, PROMPT),
+    ],
+)
+def test_tokens_that_the_engine_prefills_itself_are_counted(
+    config: Any, monkeypatch: pytest.MonkeyPatch, blend: Any, more: dict[str, Any], plain: int
+) -> None:
+    counted: Tally = {}
+    monkeypatch.setattr(connector, "merge", lambda _, tally: merge(counted, tally))
+    answer(config, blend, **more)
+    assert counted["blendrag_tokens"]["plain"] == plain
 
 
 @pytest.mark.parametrize("params", ["text", ["a", "list"], 7.5])

@@ -181,6 +181,12 @@ def test_observations_that_nobody_reads_take_little_memory() -> None:
     assert whole["blendrag_requests"] == {"blended": 5000}
 
 
+def test_counters_of_a_tier_are_there_from_its_first_look() -> None:
+    """``rate()`` sees no first increment of a series that begins with it."""
+    tally = TierMeter().growth([RamTier(TierSpec(kind="ram"), LAYOUT)])
+    assert tally == {name: {"ram": 0} for name in METRICS if name.startswith("blendrag_tier")}
+
+
 def test_tiers_of_two_stores_are_counted_once_and_added() -> None:
     one, other = (RamTier(TierSpec(kind="ram"), LAYOUT) for _ in range(2))
     meter = TierMeter()
