@@ -132,10 +132,12 @@ def group(name: str | None = None, help: str | None = None) -> typer.Typer:
 
 def shown(source: str) -> str:
     """Return a source's name for people: files below the working folder without it."""
+    from blendrag.serving.owners import readable
+
     try:
         return str(Path(source).relative_to(Path.cwd()))
     except ValueError:
-        return source
+        return readable(source)
 
 
 def measured(

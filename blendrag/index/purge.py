@@ -13,6 +13,7 @@ from blendrag.errors import SourceError, StoreError
 from blendrag.files import sqlite
 from blendrag.index.ingest import DocumentPipeline
 from blendrag.serving.library import Library
+from blendrag.serving.owners import document_of, readable
 from blendrag.store.maintenance.closed_index import disk_errors, not_mounted, other_tiers
 from blendrag.store.primary import delete_from
 from blendrag.store.tiers.disk import QUARANTINE, SUFFIX
@@ -80,11 +81,17 @@ def _delete_files(kv: Path, keys: Collection[str]) -> None:
 
 
 def find_source(name: str, sources: Collection[str]) -> str:
-    """Return the document that is called so, or whose path this is from here. Raises SourceError."""
+    """Return the document that is called so, with or without its collection, or whose path this is from here.
+    Raises SourceError."""
     for candidate in (name, os.path.abspath(os.path.expanduser(name))):
         if candidate in sources:
             return candidate
-    names = {os.path.relpath(source) if os.path.isabs(source) else source: source for source in sources}
-    close = difflib.get_close_matches(name, [*names, *sources], n=1)
+    found = [source for source in sources if name in (readable(source), document_of(source))]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise SourceError(f"several collections have {name!r}: {', '.join(sorted(map(readable, found)))}")
+    names = [os.path.relpath(source) if os.path.isabs(source) else source for source in sources]
+    close = difflib.get_close_matches(name, map(readable, [*names, *sources]), n=1)
     hint = f" (did you mean {close[0]!r}?)" if close else ""
     raise SourceError(f"no document {name!r} in this index{hint}")

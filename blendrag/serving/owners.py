@@ -38,6 +38,11 @@ def ended(owners: Iterable[str]) -> list[str]:
     return [owner for owner in owners if owner.startswith(VOLATILE) and not owner.startswith(ours)]
 
 
+def readable(owner: str) -> str:
+    """Return an owner's name as people are shown it, and may write it: COLLECTION/DOCUMENT."""
+    return owner.replace(SEPARATOR, "/")
+
+
 def document_of(owner: str) -> str:
     """Return the document's own name in an owner's."""
     return owner.rpartition(SEPARATOR)[2]

@@ -161,8 +161,13 @@ def not_mounted(spec: TierSpec) -> bool:
 
 
 def no_index(folder: Path | str) -> StoreError:
-    """Return the error for a folder that holds no index, with the name of a similar neighbour."""
+    """Return the error for a folder that holds no KV, with the name of a similar neighbour."""
     root = Path(folder).expanduser().resolve()
+    if (root / "ledger.sqlite").is_file():
+        return StoreError(
+            f"the KV of index {str(folder)!r} is a server's: ask with --server, and look after the KV there"
+            " (/v1/kb); a document goes by the next ingest without it"
+        )
     siblings = [neighbour.name for neighbour in root.parent.glob("*/") if neighbour != root]
     close = difflib.get_close_matches(root.name, siblings, n=1)
     hint = f" (did you mean {close[0]!r}?)" if close else ""

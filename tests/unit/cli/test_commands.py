@@ -141,6 +141,17 @@ def test_folder_without_an_index_is_not_offered_in_place_of_itself(blendrag: Ble
     assert complaint(blendrag("stats", "--index", "kb")).endswith("no index at 'kb': ingest something first")
 
 
+@pytest.mark.parametrize("words", [["ask"], ["stats"], ["verify"], ["purge", "-d", "x"]])
+def test_index_whose_kv_is_a_servers_is_told_from_none(
+    blendrag: Blendrag, workdir: Path, words: list[str]
+) -> None:
+    (workdir / "kb").mkdir()
+    (workdir / "kb" / "ledger.sqlite").touch()
+    assert "the KV of index 'kb' is a server's: ask with --server" in complaint(
+        blendrag(*words, "--index", "kb")
+    )
+
+
 def test_unknown_setting_is_named(blendrag: Blendrag, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BLENDRAG_SIMILARITY_TOPK", "3")
     result = blendrag("doctor")

@@ -18,6 +18,7 @@ from blendrag.index.loaders import Document
 from blendrag.index.purge import Purged, find_source
 from blendrag.index.vectors import VectorStore
 from blendrag.progress import SILENT
+from blendrag.serving.owners import owner_of
 from blendrag.store.record import Layout
 from blendrag.store.tiers import DiskTier, TierError, TierSpec
 
@@ -201,3 +202,13 @@ def test_file_is_found_by_its_path_from_here(tmp_path: Path, monkeypatch: pytest
     assert find_source("b", sources) == "b"
     with pytest.raises(SourceError, match=r"did you mean 'handbook/a\.md'"):
         find_source("handbok/a.md", sources)
+
+
+def test_document_of_a_collection_is_found_by_its_name_alone_where_that_is_one_documents() -> None:
+    sources = {owner_of("hr", "leave"), owner_of("hr", "travel"), owner_of("it", "travel"), "travel.md"}
+    assert find_source("leave", sources) == find_source("hr/leave", sources) == owner_of("hr", "leave")
+    assert find_source("it/travel", sources) == owner_of("it", "travel")
+    with pytest.raises(SourceError, match="several collections have 'travel': hr/travel, it/travel"):
+        find_source("travel", sources)
+    with pytest.raises(SourceError, match="did you mean 'hr/leave'"):
+        find_source("hr/leaf", sources)
