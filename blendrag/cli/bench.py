@@ -47,7 +47,8 @@ def _with_options(*modes: Any) -> Callable[[Command], Command]:
             defaults = {f.default: None for mode in modes for f in fields(mode) if f.name == name}
             default, flag = next(iter(defaults)), copy(told[0])
             if len(modes) > 1:
-                flag.show_default = ", ".join(str(each) for each in defaults if each is not MISSING) or False
+                shown = [str(each) for each in defaults if each is not MISSING]
+                flag.show_default = f"{', '.join(shown)}{' by mode' if shown[1:] else ''}" if shown else False
                 kind, default = kind | None, None
             given = Parameter(name, Parameter.KEYWORD_ONLY, annotation=Annotated[kind, flag])
             parameters.append(given if default is MISSING else given.replace(default=default))

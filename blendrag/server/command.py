@@ -119,7 +119,7 @@ def settings_among(options: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
 def check_given(given: Mapping[str, Any]) -> None:
     """Raise ConfigError for settings of the command line that would do nothing."""
     for name in sorted(CLIENTS & given.keys()):
-        raise ConfigError(f"{name} is for clients to say: a server takes it from each request")
+        raise ConfigError(f"{name} is for clients to say: give it where they are started, or with a request")
 
 
 def _value(name: str, text: str) -> Any:

@@ -27,7 +27,8 @@ class Evidence(PrefillFacts):
     fresh: computed because no KV was there to take (system prompt, separators, question, misses).
     prefix: all others that vLLM's prefix cache had.
     plain: why the prompt was prefilled without blending; None if it was blended.
-    documents: one row per segment of the prompt, as ``explain()`` gives them.
+    documents: one row per segment of the prompt, as ``explain()`` gives them; in answers of frameworks and
+    servers, those about documents.
     speculation: whether the answer had been begun before it was asked for (adopted); or one had, that nobody
     asked for then (discarded).
     resumed: why the engine failed in the middle of the answer, and how many of its tokens were given out by

@@ -95,7 +95,9 @@ class RecognitionResults(Results):
             markup=False,
         )
         if searched := self.searched:
-            found = table_with("known chunks", "a prompt of them, ms", "of none", "of JSON in JSON")
+            found = table_with(
+                "known chunks", "prompt of known chunks, ms", "of unknown text", "of JSON escaped twice"
+            )
             times = (f"{ms:.1f}" for ms in (searched.plain_ms, searched.none_ms, searched.escaped_ms))
             found.add_row(f"{searched.chunks:,}", *times)
             console.print(found, markup=False)
