@@ -93,6 +93,7 @@ class DocumentPipeline:
         items = items if is_single(items) else list(items)
         tops, listed = roots(items), wholes(items)
         known, kept = self.ledger.wholes(), set[str]()
+        torn = self.vectors.incomplete(self.ledger.chunk_counts())
         outdated = self.ledger.under(tops) & self.ledger.read_by_older()
         try:
             for loaded in load_sources(items, exclude=[self.root]):
@@ -104,7 +105,8 @@ class DocumentPipeline:
                 kept.add(loaded.source)
                 progress.note(f"reading {len(kept)} documents")
                 keys = self.ledger.chunk_keys(loaded.source)
-                if self.ledger.unchanged(loaded, self.fingerprint) and self.chunks.known(keys):
+                complete = loaded.source not in torn and self.chunks.known(keys)
+                if complete and self.ledger.unchanged(loaded, self.fingerprint):
                     report.unchanged += 1
                     if known.get(loaded.source) != loaded.part_of:
                         self.ledger.set_part_of(loaded.source, loaded.part_of)

@@ -66,6 +66,10 @@ class Ledger:
         rows = self._execute("SELECT chunk_keys FROM documents WHERE source = ?", (source,))
         return [str(key) for (keys,) in rows for key in json.loads(keys)]
 
+    def chunk_counts(self) -> dict[str, int]:
+        """Return, by source, the number of chunks that each document was stored as."""
+        return dict(self._execute("SELECT source, json_array_length(chunk_keys) FROM documents"))
+
     def begin_storing(self, document: Document) -> None:
         """Note that a document is about to be stored, in place of what was noted about it before."""
         self.record(document, (), "")

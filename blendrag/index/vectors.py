@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import struct
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,14 @@ import xxhash
 
 from blendrag.chat.request import Source
 from blendrag.embedder import Embedder
-from blendrag.errors import EngineClosedError, StoreError, StoreFullError, StoreMismatchError, needs
+from blendrag.errors import (
+    EngineClosedError,
+    EngineError,
+    StoreError,
+    StoreFullError,
+    StoreMismatchError,
+    needs,
+)
 from blendrag.files import sqlite
 from blendrag.files.private import make_file, make_folder
 from blendrag.text import encodable
@@ -26,6 +34,8 @@ _PAGE = 1000  # rows read at once: Chroma holds a whole answer in memory
 # nested values, and keeps names that a later version of the document has no more.
 _SOURCE, _KEY, _ORDINAL, _METADATA = "source", "chunk_key", "ordinal", "metadata_json"
 
+_ANEW = "if its files are damaged, remove the index's folder chroma and ingest again, which keeps the KV"
+
 _ZEROS = 1 << 20  # bytes written at once
 _HEADER = struct.Struct("<iQQQQ")  # of hnswlib: version, offset, room, vectors, bytes of each
 
@@ -34,14 +44,16 @@ class VectorStore:
     """A store of rows (source, ordinal, chunk key, text, vector), searched by cosine similarity.
 
     Raises StoreMismatchError when the store was made with another embedding model, StoreError when Chroma
-    cannot open or change it, StoreFullError when the disk is full, EngineClosedError once it is closed.
+    cannot open, read or change it, StoreFullError when the disk is full, EngineClosedError once it is closed,
+    and EngineError in a fork of the process that opened it.
     """
 
     def __init__(self, root: Path, embedder: Embedder) -> None:
         with needs("blendrag[index]"):
             import chromadb
+            from chromadb.api.shared_system_client import SharedSystemClient
 
-        self._embedder, self._closed = embedder, False
+        self._embedder, self._closed, self._pid = embedder, False, os.getpid()
         self._folder = folder = root / "chroma"
         try:
             make_folder(folder)
@@ -57,7 +69,9 @@ class VectorStore:
             )
         except (OSError, ValueError, chromadb.errors.ChromaError) as error:
             self.close()
-            raise StoreError(f"cannot open the vector store {str(folder)!r}: {error}") from error
+            # Chroma keeps what it could not start, and would fail with an AttributeError the next time.
+            SharedSystemClient._identifier_to_system.pop(str(folder), None)
+            raise StoreError(f"cannot open the vector store {str(folder)!r}: {error}; {_ANEW}") from error
         made_with = (self._rows.metadata or {}).get("embedder")
         if made_with != embedder.name:
             self.close()
@@ -118,18 +132,19 @@ class VectorStore:
 
     def search(self, query: str, k: int) -> list[Source]:
         """Return the ``k`` chunks most like the query, best first."""
-        total = self._rows.count()
+        total = self._count()
         if k < 1 or not total:
             return []
         vectors = self._embedder.embed([encodable(query)])
         wanted = k
         while True:
             wanted = min(wanted, total)
-            answer = self._rows.query(
-                query_embeddings=vectors,
-                n_results=wanted,
-                include=["documents", "metadatas", "distances"],
-            )
+            with self._failures():
+                answer = self._rows.query(
+                    query_embeddings=vectors,
+                    n_results=wanted,
+                    include=["documents", "metadatas", "distances"],
+                )
             hits = list(_hits(answer))
             best: dict[str, Source] = {}
             for hit in hits:
@@ -147,26 +162,45 @@ class VectorStore:
     def rows(self) -> list[Source]:
         """Yield all rows, in the order of their documents."""
         found: list[Source] = []
-        for offset in range(0, self._rows.count(), _PAGE):
-            page = self._rows.get(limit=_PAGE, offset=offset, include=["documents", "metadatas"])
+        for offset in range(0, self._count(), _PAGE):
+            with self._failures():
+                page = self._rows.get(limit=_PAGE, offset=offset, include=["documents", "metadatas"])
             found += _hits(
                 {name: [page[name]] for name in ("documents", "metadatas")}
                 | {"distances": [[0.0] * len(page["ids"])]}
             )
         return sorted(found, key=lambda row: (row.source, row.ordinal))
 
+    def incomplete(self, expected: Mapping[str, int]) -> set[str]:
+        """Return the sources that have fewer rows than expected: files may be lost, or a copy taken back."""
+        if self._count() == sum(expected.values()):
+            return set()
+        with self._failures():
+            held = Counter(id.rpartition("-")[0] for id in self._rows.get(include=[])["ids"])
+        return {source for source, rows in expected.items() if held[_hash_of(source)] < rows}
+
     def close(self) -> None:
         """Close its files. Safe to call twice."""
         self._closed = True
-        with contextlib.suppress(AttributeError):  # Chroma before 1.5 keeps them open
-            self._client.close()
+        if self._pid == os.getpid():  # Chroma's threads are not in a fork: it would wait for them
+            with contextlib.suppress(AttributeError):  # Chroma before 1.5 keeps them open
+                self._client.close()
 
     @property
     def _rows(self) -> Any:
         """Return Chroma's collection. What a closed one raises says nothing of that."""
         if self._closed:
             raise EngineClosedError(f"{str(self._folder.parent)!r} was closed: open it again")
+        if self._pid != os.getpid():
+            raise EngineError(
+                f"this index belongs to process {self._pid}, not to its fork {os.getpid()}:"
+                " open it after forking, or use the spawn start method"
+            )
         return self._collection
+
+    def _count(self) -> int:
+        with self._failures():
+            return int(self._rows.count())
 
     def _ids_of(self, source: str) -> set[str]:
         with self._failures():
@@ -186,8 +220,9 @@ class VectorStore:
         try:
             yield
         except ChromaError as error:
-            full = "disk is full" in str(error)  # SQLite's words; there is no code
-            raise (StoreFullError if full else StoreError)(f"the vector store failed: {error}") from error
+            if "disk is full" in str(error):  # SQLite's words; there is no code
+                raise StoreFullError(f"the vector store failed: {error}") from error
+            raise StoreError(f"the vector store failed: {error}; {_ANEW}") from error
 
 
 def _clear_unused(header: Path) -> None:
@@ -203,8 +238,12 @@ def _clear_unused(header: Path) -> None:
             file.write(bytes(min(left, _ZEROS)))
 
 
+def _hash_of(source: str) -> str:
+    return xxhash.xxh3_128_hexdigest(source.encode())
+
+
 def _row_id(source: str, ordinal: int) -> str:
-    return f"{xxhash.xxh3_128_hexdigest(source.encode())}-{ordinal}"
+    return f"{_hash_of(source)}-{ordinal}"
 
 
 def _hits(answer: Any) -> Iterator[Source]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -76,6 +76,9 @@ class Vectors:
     def delete(self, source: str) -> None:
         self.life.write()
         self.rows.pop(source, None)
+
+    def incomplete(self, expected: Mapping[str, int]) -> set[str]:
+        return {source for source, rows in expected.items() if len(self.rows.get(source, ())) < rows}
 
 
 class Words:
@@ -292,6 +295,19 @@ def test_parts_that_a_former_version_did_not_note_are_noted(index: Index) -> Non
     assert index.take(parts("one", "two"))[0].unchanged == 2
     index.take(parts("one"))
     assert index.texts() == {"s": "one", "s#3": "three"}
+
+
+@pytest.mark.parametrize("lost", [["a"], ["a", "b"]])
+def test_rows_that_the_vector_store_has_lost_are_written_again_without_a_prefill(
+    index: Index, lost: list[str]
+) -> None:
+    documents = [Document("one.two", "a"), Document("two.three", "b")]
+    index.take(documents)
+    for source in lost:
+        del index.vectors.rows[source]
+    report, computed = index.take(documents)
+    assert index.texts() == {"a": "one.two", "b": "two.three"}
+    assert (report.changed, report.unchanged, computed) == (len(lost), 2 - len(lost), [])
 
 
 # -- opening ----------------------------------------------------------------------------------------------

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import math
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +16,7 @@ import pytest
 from blendrag.embedder import Embedder
 from blendrag.errors import (
     EngineClosedError,
+    EngineError,
     ModelNotFoundError,
     StoreError,
     StoreFullError,
@@ -198,6 +202,51 @@ def test_closed_store_says_so(store: VectorStore) -> None:
     ):
         with pytest.raises(EngineClosedError, match="was closed: open it again"):
             fails()
+
+
+def test_fork_of_its_process_is_told_so_and_does_not_wait(store: VectorStore) -> None:
+    store.put("a", [("a", "10")])
+    if not (child := os.fork()):
+        signal.alarm(20)  # ends it, and not with 0
+        told = False
+        try:
+            store.search("0", 3)
+        except EngineError as error:
+            told = "not to its fork" in str(error)
+        finally:
+            store.close()
+            os._exit(not told)
+    assert os.waitpid(child, 0)[1] == 0
+    assert len(store.search("0", 3)) == 1
+
+
+def test_sources_that_have_lost_rows_are_named(store: VectorStore) -> None:
+    store.put("a", [("k0", "0"), ("k1", "10")])
+    store.put("b", [("k1", "10")])
+    assert store.incomplete({"a": 2, "b": 1}) == set()
+    assert store.incomplete({"a": 3, "b": 1, "c": 0, "d": 1}) == {"a", "d"}
+
+
+def test_lost_files_of_vectors_are_an_error_that_says_what_to_do(tmp_path: Path) -> None:
+    """In a process of its own: Chroma keeps what it has read."""
+    pieces = [(f"k{number}", str(number % 90)) for number in range(1100)]
+    with closing(VectorStore(tmp_path, Compass())) as store:
+        store.put("a", pieces)
+    for path in tmp_path.glob("chroma/*/*.bin"):
+        path.unlink()
+    with closing(VectorStore(tmp_path, Compass())) as store, pytest.raises(StoreError, match="ingest again"):
+        store.search("0", 3)
+
+
+def test_broken_file_is_a_store_error_each_time(tmp_path: Path) -> None:
+    (tmp_path / "chroma").mkdir()
+    (tmp_path / "chroma" / "chroma.sqlite3").write_bytes(b"no database" * 1000)
+    for _ in range(2):
+        with pytest.raises(StoreError, match="not a database; if its files are damaged, remove"):
+            VectorStore(tmp_path, Compass())
+    shutil.rmtree(tmp_path / "chroma")
+    with closing(VectorStore(tmp_path, Compass())) as store:
+        store.put("a", [("a", "10")])
 
 
 def test_store_that_could_not_be_opened_leaves_nothing_open(
