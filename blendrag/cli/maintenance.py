@@ -66,7 +66,7 @@ def _print_verified(report: VerifyReport, repair: bool) -> None:
     if total:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(report.counts.items()))
         typer.echo(f"problems: {kinds}; repaired: {report.repaired:,}")
-        if not repair:
+        if not repair and report.counts.keys() - {"stranger", "database", "vectors"}:
             typer.echo("blendrag verify --repair puts this right; the next ingest prefills what is gone")
     for count, what in ((report.doomed, "to be deleted"), (report.quarantined, "damaged before, kept aside")):
         if count:

@@ -14,6 +14,7 @@ from blendrag.files.private import make_file, make_folder
 
 _TIMEOUT_S = 30.0
 _NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM)
+_DAMAGED = (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)
 _UNUSABLE = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM)
 
 
@@ -24,7 +25,7 @@ def errors_of(what: str) -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         full = _code(error) == sqlite3.SQLITE_FULL
-        raise (StoreFullError if full else StoreError)(f"{what} failed: {error}") from error
+        raise (StoreFullError if full else StoreError)(f"{what} failed: {error}{_remedy(error)}") from error
 
 
 @contextlib.contextmanager
@@ -60,7 +61,7 @@ def connect(path: Path) -> sqlite3.Connection:
                 f"cannot write to the index folder {str(path.parent)!r}, and even reading an index takes"
                 " notes there: allow this user to write to it, or copy it to where that is allowed"
             ) from error
-        raise StoreError(f"cannot open {str(path)!r}: {error}") from error
+        raise StoreError(f"cannot open {str(path)!r}: {error}{_remedy(error)}") from error
 
 
 def use_wal(db: sqlite3.Connection) -> None:
@@ -79,7 +80,11 @@ def use_wal(db: sqlite3.Connection) -> None:
 
 def damaged(error: StoreError) -> bool:
     """Return whether the file is no database, or a broken one."""
-    return _code(error.__cause__) in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)
+    return _code(error.__cause__) in _DAMAGED
+
+
+def _remedy(error: Exception) -> str:
+    return "; take a copy of it back, or remove it" if _code(error) in _DAMAGED else ""
 
 
 def _code(error: BaseException | None) -> int:
@@ -105,7 +110,9 @@ def opened(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def check(path: Path) -> list[str]:
-    """Return what is wrong with the file's own structure; empty: nothing."""
+    """Return what is wrong with the file's own structure; empty: nothing, or there is no file."""
+    if not path.is_file():
+        return []
     try:
         with opened(path) as db:
             lines = [str(line) for (line,) in db.execute("PRAGMA quick_check(10)")]

@@ -55,8 +55,9 @@ class CatalogueFile:
 
     @staticmethod
     def is_in(root: Path) -> bool:
-        """Return whether a folder has one."""
-        return (root / _NAME).is_file()
+        """Return whether a folder has one. An empty file is none: nothing was written to it."""
+        path = root / _NAME
+        return path.is_file() and path.stat().st_size > 0
 
     def close(self) -> None:
         with self._lock:

@@ -13,14 +13,20 @@ from typing import Any, Literal
 import torch
 
 from blendrag.errors import StoreError
-from blendrag.files.sqlite import check
+from blendrag.files.sqlite import check, opened
 from blendrag.progress import SILENT, Progress
-from blendrag.store.maintenance.closed_index import ClosedIndex, RecordFolder, record_folders, remove
+from blendrag.store.maintenance.closed_index import (
+    DATABASES,
+    ClosedIndex,
+    RecordFolder,
+    record_folders,
+    remove,
+)
 from blendrag.store.record import DamagedError, Layout
 from blendrag.store.stack import OWN_FOLDER, TierSpec
 from blendrag.store.tiers import DiskTier, Opened, Read, Tier, TierError
 
-ProblemKind = Literal["damaged", "missing", "orphan", "half-written", "stranger", "catalogue"]
+ProblemKind = Literal["damaged", "missing", "orphan", "half-written", "stranger", "database", "vectors"]
 
 _LISTED = 1000
 _AT_ONCE = 4 << 20  # bytes in memory
@@ -30,8 +36,8 @@ _AT_ONCE = 4 << 20  # bytes in memory
 class Problem:
     """A problem that was found. damaged: the record's bytes are not those that were written. missing: the
     catalogue says a record is there, and it is not. orphan: a record is there, and the catalogue does not
-    want it. half-written: a process died writing it. stranger: not a file of the store. catalogue: the SQLite
-    file itself is damaged."""
+    want it. half-written: a process died writing it. stranger: not a file of the store. database: an SQLite
+    file itself is damaged. vectors: rows of documents are not in the vector store, so none is found."""
 
     kind: ProblemKind
     name: str
@@ -73,7 +79,7 @@ class Verifier:
     stack: where its KV is; own folder and primary tier are read. others: tiers that may have what is in
     neither.
     repair: damaged records are put aside, orphans and half-written files deleted, and chunks whose KV is gone
-    made pending, so that the next ingest prefills them. Strangers and the catalogue's file are left alone.
+    made pending, so that the next ingest prefills them. Strangers and databases are left alone.
     """
 
     def __init__(
@@ -101,8 +107,10 @@ class Verifier:
         reason than its contents."""
         report, index = self._report, self._index
         self._progress.total(self._catalogue.totals().bytes)
-        for line in check(index.root / "catalogue.sqlite"):
-            self._add("catalogue", "catalogue.sqlite", line)
+        for name in DATABASES:
+            for line in check(index.root / name):
+                self._add("database", name, line)
+        self._vectors()
         doomed = set(self._catalogue.doomed())
         report.doomed = len(doomed)
         listings = [folder.shards() for folder in self._folders]
@@ -116,6 +124,13 @@ class Verifier:
         for folder in self._folders:
             self._rest(folder)
         return report
+
+    def _vectors(self) -> None:
+        """Compare the number of rows in the vector store with that of the documents' chunks."""
+        ledger, chroma = (self._index.root / name for name in DATABASES[1:])
+        chunks = _number(ledger, "SELECT SUM(json_array_length(chunk_keys)) FROM documents")
+        if (rows := _number(chroma, "SELECT COUNT(*) FROM embeddings")) < chunks:
+            self._add("vectors", "chroma", f"{rows:,} of {chunks:,} rows: the next ingest writes the others")
 
     def _rest(self, folder: RecordFolder) -> None:
         """Look at the files that are no records."""
@@ -209,6 +224,15 @@ class Verifier:
         finally:
             tier.close_record(opened)
         return head.nbytes
+
+
+def _number(path: Path, query: str) -> int:
+    """Return the number that a query gives; 0 if the file is not there, or not what it should be."""
+    with contextlib.suppress(StoreError):
+        if path.is_file():
+            with opened(path) as db:
+                return int(db.execute(query).fetchone()[0] or 0)
+    return 0
 
 
 def _read_ahead(path: Path) -> None:

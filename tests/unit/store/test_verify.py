@@ -6,6 +6,7 @@ import os
 import shutil
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from hypothesis import strategies as st
 
 from blendrag.errors import StoreError, StoreInUseError
 from blendrag.files.lock import IndexLock
+from blendrag.index.ledger import Ledger
+from blendrag.index.loaders import Document
 from blendrag.store.catalogue import Catalogue
 from blendrag.store.maintenance import verify
 from blendrag.store.maintenance.closed_index import closed_index
@@ -184,7 +187,35 @@ def test_damaged_catalogue_is_found(root: Path) -> None:
         file.seek((page - 1) * size + 8)
         file.write(b"\xff" * 64)
     report = verified(root, repair=True)
-    assert "catalogue" in found(report) and report.left > 0
+    assert "database" in found(report) and report.left > 0
+
+
+@pytest.mark.parametrize("name", ["ledger.sqlite", "chroma/chroma.sqlite3"])
+def test_damage_of_any_database_is_found(name: str, root: Path) -> None:
+    (root / name).parent.mkdir(exist_ok=True)
+    (root / name).write_bytes(b"no database" * 1000)
+    assert found(verified(root, repair=True)) == {"database": [name]}
+    assert verified(root).left == 1
+
+
+def test_rows_that_are_not_in_the_vector_store_are_said(root: Path) -> None:
+    with closing(Ledger(root)) as ledger:
+        ledger.record(Document("text", "a"), [A.key, B.key], "f")
+    for statement in ("CREATE TABLE embeddings (id)", "INSERT INTO embeddings VALUES (1)"):
+        report = verified(root)
+        assert found(report) == {"vectors": ["chroma"]} and "0 of 2 rows" in report.problems[0].detail
+        (root / "chroma").mkdir(exist_ok=True)
+        with closing(sqlite3.connect(root / "chroma" / "chroma.sqlite3")) as db, db:
+            db.execute(statement)
+    with closing(sqlite3.connect(root / "chroma" / "chroma.sqlite3")) as db, db:
+        db.execute("INSERT INTO embeddings VALUES (2)")
+    assert verified(root).problems == []
+
+
+def test_empty_file_is_no_catalogue(tmp_path: Path) -> None:
+    (tmp_path / "catalogue.sqlite").touch()
+    with pytest.raises(StoreError, match="no index at"), closed_index(tmp_path):
+        pass
 
 
 def test_index_without_an_engines_work_is_sound(tmp_path: Path) -> None:
