@@ -19,7 +19,7 @@ from blendrag.index.ledger import Ledger
 from blendrag.serving.owners import owner_of
 from blendrag.store.catalogue import Catalogue, Totals
 from blendrag.store.contexts import Contexts
-from blendrag.store.maintenance.closed_index import closed_index
+from blendrag.store.maintenance.closed_index import DATABASES, closed_index
 from blendrag.store.maintenance.verify import Verifier
 from blendrag.store.tiers import TierSpec
 from stores import IDENTITY, Chunk, get, open_stack, put, same
@@ -72,6 +72,7 @@ CREATE TABLE documents (
 ) STRICT;
 INSERT INTO documents VALUES ('doc', 'h', 'chunk_tokens=512 chunk_overlap=0', '["{KEY}"]', 4, 1.0);
 """
+VECTORS = "CREATE TABLE embeddings (id INTEGER); INSERT INTO embeddings VALUES (1)"
 HEAD = (
     f'{{"__metadata__":{{"key":"{KEY}","identity":"787eb6569e63d00925f16f0048c51e9c","codec":"raw",'
     '"ids":"6bbf7429332bea48","rows":"b8a3fc8de98d13d0abfc7d9bbf329997"},'
@@ -85,8 +86,9 @@ def former(tmp_path: Path) -> Path:
     """An index of one document with one chunk."""
     root = tmp_path / "former"
     (root / FILE).parent.mkdir(parents=True)
-    for name, script in (("catalogue", CATALOGUE), ("ledger", LEDGER)):
-        db = sqlite3.connect(root / f"{name}.sqlite")
+    (root / "chroma").mkdir()
+    for name, script in zip(DATABASES, (CATALOGUE, LEDGER, VECTORS), strict=True):
+        db = sqlite3.connect(root / name)
         db.executescript(script)
         db.close()
     values = CHUNK.kv.contiguous().view(torch.uint8).numpy().tobytes()
