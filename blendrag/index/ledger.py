@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import threading
@@ -121,12 +122,22 @@ class Ledger:
         self._execute("UPDATE documents SET part_of = ? WHERE source = ?", (whole, source))
 
     def under(self, roots: Iterable[str]) -> set[str]:
-        """Return the sources that are one of these files, a part of one, or below one of these folders."""
-        tops = [(root, root.rstrip(os.sep) + os.sep) for root in roots]
+        """Return the sources that are one of these files, a part of one, or below one of these folders.
+
+        A link to a folder counts as the folder, so that a file is not there twice, by two paths.
+        """
+        real = functools.cache(os.path.realpath)
+
+        def paths(name: str) -> set[str]:
+            folder, rest = os.path.split(name)
+            return {name, os.path.join(real(folder), rest)} if os.path.isabs(name) else {name}
+
+        tops = {each for root in roots for each in (root, os.path.realpath(root))}
+        folders = tuple(root.rstrip(os.sep) + os.sep for root in tops)
         return {
             source
             for source, whole in self.wholes().items()
-            if any(whole == root or source.startswith(folder) for root, folder in tops)
+            if paths(whole) & tops or any(path.startswith(folders) for path in paths(source))
         }
 
     def close(self) -> None:

@@ -108,7 +108,8 @@ def _as_list(items: Item | Iterable[Item]) -> list[Item]:
 
 
 def _resolve(item: Item) -> Path | Document:
-    """Return the real path or the document that an item stands for."""
+    """Return the absolute path or the document that an item stands for. A link stays one: it names the same
+    documents when it is switched to another release."""
     if isinstance(item, Document):
         if not isinstance(item.text, str):
             raise SourceError(f"a document's text is a string, not a {type(item.text).__name__}")
@@ -124,7 +125,8 @@ def _resolve(item: Item) -> Path | Document:
         raise SourceError(f"cannot ingest a {type(item).__name__}: give {kinds}")
     path = os.path.expanduser(item)
     if os.path.lexists(path):
-        return Path(os.path.realpath(path))
+        named, real = os.path.abspath(path), os.path.realpath(path)
+        return Path(named if os.path.realpath(named) == real else real)  # ".." behind a link leads elsewhere
     if isinstance(item, str) and _is_prose(item):
         return _resolve(Document(item))
     hint = _near(Path(path)) or ("; a text is given as Document(text=...)" if isinstance(item, str) else "")
@@ -160,13 +162,13 @@ def _is_prose(text: str) -> bool:
 
 def _near(path: Path) -> str:
     """Return the hint at what has a name like that of a path that does not exist."""
-    missing, parent = "", Path(os.path.abspath(path))
-    while not os.path.isdir(parent):
-        missing, parent = parent.name, parent.parent
     try:
+        missing, parent = "", Path(os.path.abspath(path))
+        while not os.path.isdir(parent):
+            missing, parent = parent.name, parent.parent
         names = {name.casefold(): name for name in os.listdir(parent)}
-    except OSError:
-        names = {}
+    except OSError:  # also of a working folder that was deleted
+        return ""
     match = difflib.get_close_matches(missing.casefold(), names, n=1)
     return f"; did you mean {str(parent / names[match[0]])!r}?" if match else ""
 
@@ -190,8 +192,8 @@ def _read(targets: list[Path | Document], excluded: set[str]) -> Iterator[Loaded
             yield target
         elif target.is_dir():
             yield from _load_folder(target, seen, excluded)
-        elif str(target) not in seen:
-            seen.add(str(target))
+        elif (real := os.path.realpath(target)) not in seen:
+            seen.add(real)
             loaded = _load_file(target, read_text)
             if isinstance(loaded, Skipped):
                 raise SourceError(f"cannot use {loaded.source!r}: {loaded.reason}")

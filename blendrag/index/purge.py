@@ -83,7 +83,8 @@ def _delete_files(kv: Path, keys: Collection[str]) -> None:
 def find_source(name: str, sources: Collection[str]) -> str:
     """Return the document that is called so, with or without its collection, or whose path this is from here.
     Raises SourceError."""
-    for candidate in (name, os.path.abspath(os.path.expanduser(name))):
+    path = os.path.expanduser(name)
+    for candidate in (name, os.path.abspath(path), os.path.realpath(path)):
         if candidate in sources:
             return candidate
     found = [source for source in sources if name in (readable(source), document_of(source))]

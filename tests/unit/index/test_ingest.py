@@ -297,6 +297,44 @@ def test_parts_that_a_former_version_did_not_note_are_noted(index: Index) -> Non
     assert index.texts() == {"s": "one", "s#3": "three"}
 
 
+@pytest.fixture
+def releases(folder: Path) -> Path:
+    """A link to the first of two, each with a file of its own."""
+    for name, own in (("first", "old"), ("second", "new")):
+        (folder / name).mkdir()
+        (folder / name / "a.txt").write_text(f"both.{name}")
+        (folder / name / f"{own}.txt").write_text(own)
+    (folder / "current").symlink_to("first")
+    return folder
+
+
+@pytest.mark.parametrize(("name", "left"), [(".", {"a.txt", "new.txt"}), ("a.txt", {"a.txt"})])
+def test_link_that_is_switched_names_the_same_documents(
+    index: Index, releases: Path, name: str, left: set[str]
+) -> None:
+    link = releases / "current"
+    index.take(link / name)
+    link.unlink()
+    link.symlink_to("second")
+    report, computed = index.take(link / name)
+    assert set(index.texts()) == {str(link / file) for file in left}
+    assert index.texts()[str(link / "a.txt")] == "both.second"
+    assert report.changed == 1 and "both" not in computed
+
+
+@pytest.mark.parametrize("order", [("current", "first"), ("first", "current")])
+@pytest.mark.parametrize("name", [".", "a.txt"])
+def test_document_is_there_once_by_whichever_path_it_is_named(
+    index: Index, releases: Path, order: tuple[str, str], name: str
+) -> None:
+    count = 2 if name == "." else 1
+    for folder in order:
+        report, computed = index.take(releases / folder / name)
+        assert {Path(source).parent.name for source in index.texts()} == {folder}
+        assert report.added == len(index.texts()) == count
+    assert report.removed == count and computed == []
+
+
 @pytest.mark.parametrize("lost", [["a"], ["a", "b"]])
 def test_rows_that_the_vector_store_has_lost_are_written_again_without_a_prefill(
     index: Index, lost: list[str]

@@ -166,6 +166,24 @@ def test_file_reached_twice_is_read_once(folder: Path) -> None:
     assert len(list(load_sources([folder, folder / "a.txt", folder / "b.txt"]))) == 1
 
 
+def test_step_up_behind_a_link_leads_to_where_the_link_does(folder: Path) -> None:
+    (folder / "deep" / "er").mkdir(parents=True)
+    (folder / "deep" / "a.txt").write_text("meant")
+    (folder / "a.txt").write_text("not meant")
+    (folder / "link").symlink_to("deep/er")
+    (document,) = documents(list(load_sources(f"{folder}/link/../a.txt")))
+    assert (document.text, document.source) == ("meant", str(folder / "deep" / "a.txt"))
+
+
+def test_relative_path_in_a_folder_that_was_deleted_is_a_user_error(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    with pytest.raises(SourceError, match="no such file or folder: 'a'"):
+        load_sources(Path("a"))
+
+
 def test_index_inside_the_folder_is_not_ingested(folder: Path) -> None:
     (folder / "a.txt").write_text("text")
     (folder / "index").mkdir()

@@ -200,6 +200,8 @@ def test_file_is_found_by_its_path_from_here(tmp_path: Path, monkeypatch: pytest
     sources = {str(tmp_path / "handbook" / "a.md"), "b"}
     assert find_source("handbook/a.md", sources) == find_source("./handbook/../handbook/a.md", sources)
     assert find_source("b", sources) == "b"
+    (tmp_path / "link").symlink_to("handbook")
+    assert find_source("link/a.md", sources) == find_source("handbook/a.md", sources)
     with pytest.raises(SourceError, match=r"did you mean 'handbook/a\.md'"):
         find_source("handbok/a.md", sources)
 
