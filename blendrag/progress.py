@@ -72,7 +72,7 @@ def progress_bar(
     if isinstance(show, Progress):
         yield show
         return
-    if not (sys.stderr.isatty() if show is None else show):
+    if not (sys.stderr and sys.stderr.isatty() if show is None else show):
         yield SILENT
         return
     try:

@@ -361,7 +361,8 @@ def _explain(error: ValidationError) -> str:
     for problem in error.errors():
         name = ".".join(str(part) for part in problem["loc"])
         if problem["type"] == "extra_forbidden":
-            unknown = f"unknown setting {name!r}{closest(name, Settings.model_fields)}"
+            meant = closest(name.lower().removeprefix("blendrag_"), Settings.model_fields)
+            unknown = f"unknown setting {name!r}{meant}"
             lines.append(RENAMED.get(name, unknown))
         else:
             # These are not shown: there may be a password in them.

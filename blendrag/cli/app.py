@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
 import warnings
 from typing import Annotated, Any
 
@@ -57,4 +60,11 @@ def main() -> None:
             written(message, category, *where, **to)
 
     warnings.showwarning = show
-    app()
+    try:
+        app()
+    except OSError as error:  # such as a full disk behind standard output, or a name that is too long
+        with contextlib.suppress(OSError):
+            say(f"error: {error}")
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), 1)  # what is left to be printed would fail again
+        sys.exit(1)

@@ -45,11 +45,19 @@ def ask(
     ] = False,
     trace: Annotated[
         Path | None,
-        typer.Option(help="Write what was loaded and computed when, for chrome://tracing.", metavar="FILE"),
+        typer.Option(
+            help="Write what was loaded and computed when, for chrome://tracing.",
+            parser=options.named_path,
+            metavar="FILE",
+        ),
     ] = None,
     html: Annotated[
         Path | None,
-        typer.Option(help="Write the prompt as a strip: what is reused, repaired, computed.", metavar="FILE"),
+        typer.Option(
+            help="Write the prompt as a strip: what is reused, repaired, computed.",
+            parser=options.named_path,
+            metavar="FILE",
+        ),
     ] = None,
     json: options.Json = False,
     **blending: Any,

@@ -50,7 +50,7 @@ def err() -> Console:
 
 def _console(file: TextIO) -> Console:
     """Return a console that cuts off no column where nobody looks, and nobody said how wide it is."""
-    narrow = file.isatty() or "COLUMNS" in os.environ
+    narrow = file.isatty() or os.environ.get("COLUMNS", "0") != "0"
     return Console(file=file, highlight=False, width=None if narrow else _WIDE)
 
 

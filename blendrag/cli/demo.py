@@ -37,7 +37,13 @@ _ROUNDS = 2
 
 def demo(
     folder: Annotated[
-        Path | None, typer.Option("--folder", help="Folder of the demo's index, kept for the next time.")
+        Path | None,
+        typer.Option(
+            "--folder",
+            help="Folder of the demo's index, kept for the next time.",
+            parser=options.named_path,
+            metavar="PATH",
+        ),
     ] = None,
     model: options.Model = None,
     json: options.Json = False,

@@ -8,13 +8,17 @@ from typing import Annotated
 import typer
 
 from blendrag.cli.console import measured
-from blendrag.cli.options import Json, Model, Paste, Plot, Ratios, Seed
+from blendrag.cli.options import Json, Model, Paste, Plot, Ratios, Seed, named_path
 
 
 def evaluate(
     data: Annotated[
         Path,
-        typer.Option(help="File of questions with answers and documents; may be gzipped.", metavar="FILE"),
+        typer.Option(
+            help="File of questions with answers and documents; may be gzipped.",
+            parser=named_path,
+            metavar="FILE",
+        ),
     ],
     format: Annotated[
         str,
@@ -44,7 +48,11 @@ def evaluate(
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest free answer, in tokens.")] = 24,
     rows: Annotated[
         Path | None,
-        typer.Option(help="Keep every answer here: the same command goes on from it.", metavar="FILE"),
+        typer.Option(
+            help="Keep every answer here: the same command goes on from it.",
+            parser=named_path,
+            metavar="FILE",
+        ),
     ] = None,
     plot: Plot = None,
     json: Json = False,

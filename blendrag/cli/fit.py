@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from blendrag.cli.console import interruptible, print_json, say
-from blendrag.cli.options import Json
+from blendrag.cli.options import Json, named_path
 
 if TYPE_CHECKING:
     from blendrag.lab.eviction.fit_hazard import Learned
@@ -23,6 +23,7 @@ def fit(
         typer.Option(
             help='Conversations, a JSON object per line: {"id", "turns": [{"role", "text"}, ...]}; gzipped or'
             " not. Else the log of your own traffic.",
+            parser=named_path,
             metavar="FILE",
         ),
     ] = None,

@@ -26,13 +26,18 @@ def ingest(
         typer.Argument(
             help="Files and folders: text, Markdown, HTML, PDF, EPUB, Word, PowerPoint, Excel.",
             show_default=False,
+            parser=options.named_path,
         ),
     ] = None,
     index: options.Index = options.DEFAULT_INDEX,
     model: options.Model = None,
     questions: Annotated[
         Path | None,
-        typer.Option(help="Questions, one a line, whose exact prefixes are kept on disk.", metavar="FILE"),
+        typer.Option(
+            help="Questions, one a line, whose exact prefixes are kept on disk.",
+            parser=options.named_path,
+            metavar="FILE",
+        ),
     ] = None,
     server: options.Servers = None,
     api_key: options.ApiKey = None,

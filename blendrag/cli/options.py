@@ -37,18 +37,18 @@ def with_blending(command: Command) -> Command:
 DEFAULT_INDEX = Path("blendrag-index")
 
 
-def index_folder(name: str | Path) -> Path:
-    """Return the folder of an index. Refuses a blank name, as a variable that is not set leaves it: it would
-    be the working folder's."""
+def named_path(name: str | Path) -> Path:
+    """Return a path that an option or argument names. Refuses a blank name, as a variable that is not set
+    leaves it: it would be the working folder's."""
     if not str(name).strip():
-        raise typer.BadParameter("no folder is named")
+        raise typer.BadParameter("no file or folder is named")
     return Path(name)
 
 
 Index = Annotated[
     Path,
     typer.Option(
-        "--index", "-i", help="Folder of the index.", parser=index_folder, metavar="PATH", show_default=True
+        "--index", "-i", help="Folder of the index.", parser=named_path, metavar="PATH", show_default=True
     ),
 ]
 Model = Annotated[
@@ -80,9 +80,15 @@ ApiKey = Annotated[
 ]
 
 # Of what measures
-Plot = Annotated[Path | None, typer.Option(help="Draw the results: .png, .svg or .pdf.", metavar="FILE")]
+Plot = Annotated[
+    Path | None,
+    typer.Option(help="Draw the results: .png, .svg or .pdf.", parser=named_path, metavar="FILE"),
+]
 Paste = Annotated[
-    Path | None, typer.Option(help="Put the tables between their markers in a Markdown page.", metavar="FILE")
+    Path | None,
+    typer.Option(
+        help="Put the tables between their markers in a Markdown page.", parser=named_path, metavar="FILE"
+    ),
 ]
 Ratios = Annotated[
     str | None, typer.Option(help="Recompute ratios, with commas between them.", metavar="A,B,...")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from blendrag.cli.console import err, say
-from blendrag.cli.options import index_folder
+from blendrag.cli.options import named_path
 from blendrag.server import LIMITS, Limits
 
 if TYPE_CHECKING:
@@ -38,13 +38,18 @@ def serve(
             "--index",
             "-i",
             help="Folder of an index, or of KV alone; by default one per model.",
-            parser=index_folder,
+            parser=named_path,
             metavar="PATH",
         ),
     ] = None,
     keys: Annotated[
         Path | None,
-        typer.Option("--keys", help="File of the clients' keys; without one, everybody may do everything."),
+        typer.Option(
+            "--keys",
+            help="File of the clients' keys; without one, everybody may do everything.",
+            parser=named_path,
+            metavar="PATH",
+        ),
     ] = None,
     max_body_mib: Annotated[int, typer.Option(min=1, help="Most MiB in a request's body.")] = LIMITS.body_mib,
     max_items: Annotated[

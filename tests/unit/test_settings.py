@@ -252,8 +252,9 @@ def test_config_file_is_found_in_the_home_folder(empty_folder: Path, monkeypatch
     assert Settings.load().max_tokens == 9
 
 
-def test_misspelt_key_in_the_file_is_not_ignored(empty_folder: Path) -> None:
-    (empty_folder / "blendrag.yaml").write_text("similarity_topk: 2\n")
+@pytest.mark.parametrize("written", ["similarity_topk", "BLENDRAG_SIMILARITY_TOP_K"])
+def test_misspelt_key_in_the_file_is_not_ignored(empty_folder: Path, written: str) -> None:
+    (empty_folder / "blendrag.yaml").write_text(f"{written}: 2\n")
     with pytest.raises(ConfigError, match="did you mean similarity_top_k"):
         Settings.load()
 

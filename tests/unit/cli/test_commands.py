@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 import typer
@@ -19,6 +19,7 @@ from blendrag import __version__
 from blendrag.cli.app import app
 from blendrag.cli.ask import _length
 from blendrag.cli.demo_documents import demo_documents
+from blendrag.cli.options import named_path
 from blendrag.files.lock import IndexLock
 from places import ROOT
 
@@ -54,7 +55,7 @@ def test_version_is_printed(blendrag: Blendrag) -> None:
 def test_index_of_no_name_is_not_the_working_folder(blendrag: Blendrag, workdir: Path, command: str) -> None:
     before = sorted(workdir.iterdir())
     result = blendrag(command, "--index", "", "a.txt")
-    assert result.exit_code == 2 and "no folder is named" in result.stderr
+    assert result.exit_code == 2 and "no file or folder is named" in result.stderr
     assert sorted(workdir.iterdir()) == before
 
 
@@ -118,6 +119,42 @@ def test_terminal_without_the_letters_of_a_text_shows_the_others(workdir: Path) 
         timeout=60,
     )
     assert done.returncode == 1 and done.stderr.startswith("error: no such file or folder: 'caf? ?.md'")
+
+
+@pytest.mark.parametrize("stream", [1, 2])
+@pytest.mark.parametrize("how", ["full", "closed"])
+def test_output_that_nobody_can_read_is_no_traceback(stream: int, how: str, workdir: Path) -> None:
+    shell = f'"$@" {stream}>{"/dev/full" if how == "full" else "&-"}'
+    command = ["sh", "-c", shell, "sh", sys.executable, "-m", "blendrag", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    failed = (how, stream) == ("full", 1)
+    assert done.returncode == failed
+    assert done.stderr == ("error: [Errno 28] No space left on device\n" if failed else "")
+    assert done.stdout == (f"blendrag {__version__}\n" if stream == 2 else "")
+
+
+def test_name_that_is_too_long_is_one_line(workdir: Path) -> None:
+    command = [sys.executable, "-m", "blendrag", "gc", "--index", "x" * 5000]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1 and "File name too long" in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["ingest", ""], ["ask", "?", "--html", ""], ["demo", "--folder", " "]])
+def test_blank_path_is_refused_and_does_not_stand_for_the_working_folder(
+    blendrag: Blendrag, workdir: Path, arguments: list[str]
+) -> None:
+    (workdir / "a.txt").write_text("text")
+    result = blendrag(*arguments)
+    assert result.exit_code == 2 and "no file or folder is named" in result.stderr
+    assert [path.name for path in workdir.iterdir()] == ["a.txt"]
+
+
+def test_every_path_that_a_command_takes_is_looked_at() -> None:
+    for command in app.registered_commands:
+        assert command.callback is not None
+        for name, hint in get_type_hints(command.callback, include_extras=True).items():
+            if "Path" in str(hint):
+                assert get_args(hint)[1].parser is named_path, (command.callback, name)
 
 
 @pytest.mark.parametrize(

@@ -77,10 +77,13 @@ def test_json_with_what_other_readers_refuse_is_an_error() -> None:
         print_json({"kl": float("nan")})
 
 
+@pytest.mark.parametrize("columns", [None, "0"])
 def test_table_is_whole_where_nobody_looks(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: str | None
 ) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
+    if columns:
+        monkeypatch.setenv("COLUMNS", columns)
     table = table_with("arm", *(f"a long name of column {number}" for number in range(12)))
     table.add_row("gradual@0.15:metric=kv", *("1,234" for _ in range(12)))
     out().print(table)

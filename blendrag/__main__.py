@@ -1,0 +1,5 @@
+"""``python -m blendrag``: the command line."""
+
+from blendrag.cli import main
+
+main()
