@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import struct
+import weakref
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -61,6 +63,7 @@ class VectorStore:
             self._client = chromadb.PersistentClient(
                 str(folder), settings=chromadb.Settings(anonymized_telemetry=False)
             )
+            _keep_in_forks(self._client)
             self._collection = self._client.get_or_create_collection(
                 _COLLECTION,
                 metadata={"embedder": embedder.name},  # kept from the first time
@@ -223,6 +226,18 @@ class VectorStore:
             if "disk is full" in str(error):  # SQLite's words; there is no code
                 raise StoreFullError(f"the vector store failed: {error}") from error
             raise StoreError(f"the vector store failed: {error}; {_ANEW}") from error
+
+
+def _keep_in_forks(client: Any) -> None:
+    """Have forks of this process never free Chroma's client. They would wait for threads that a fork has not,
+    when they end at the latest."""
+    held = weakref.ref(client)
+
+    def keep() -> None:
+        if (client := held()) is not None:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(client))
+
+    os.register_at_fork(after_in_child=keep)
 
 
 def _clear_unused(header: Path) -> None:

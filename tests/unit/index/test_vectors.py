@@ -220,6 +220,21 @@ def test_fork_of_its_process_is_told_so_and_does_not_wait(store: VectorStore) ->
     assert len(store.search("0", 3)) == 1
 
 
+def test_fork_that_ends_does_not_wait_either(tmp_path: Path) -> None:
+    code = (
+        "import os, signal, sys\n"
+        "from pathlib import Path\n"
+        "from test_vectors import Compass, VectorStore\n"
+        "store = VectorStore(Path(sys.argv[1]), Compass())\n"
+        "if not (child := os.fork()):\n"
+        "    signal.alarm(20)\n"
+        "    sys.exit(0)\n"
+        "assert os.waitpid(child, 0)[1] == 0"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    subprocess.run(command, check=True, cwd=Path(__file__).parent, timeout=60)
+
+
 def test_sources_that_have_lost_rows_are_named(store: VectorStore) -> None:
     store.put("a", [("k0", "0"), ("k1", "10")])
     store.put("b", [("k1", "10")])
