@@ -7,8 +7,8 @@ import functools
 import logging
 import types
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence, Set
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -236,13 +236,16 @@ class WarmKV(_Base):
             texts, sources = self._parts_of(nodes)
             with noting("The vector store has these nodes; sync() computes the KV that is missing."):
                 kept.add(texts, sources=sources)
-                # Those that were of another document, whose deletion the store will not know for theirs.
-                kept.remove(_names_of((node.node_id for node in nodes), kept.ids()) - texts.keys())
 
     def _forget_document(self, ref_doc_id: str) -> None:
         if (kept := self._kept()) is not None:
             with noting("The nodes are removed; sync() releases their KV."):
-                kept.remove(name for name in kept.ids() if _document(name) == ref_doc_id)
+                names = kept.ids()
+                own = {name for name in names if _document(name) == ref_doc_id}
+                # Of a node that was added again, of another document, stores keep the former or the latter.
+                with suppress(ConfigError):
+                    own |= self._gone(_names_of(map(_node, own), names) - own)
+                kept.remove(own)
 
     def _forget_nodes(self, node_ids: Sequence[str] | None, filters: MetadataFilters | None) -> None:
         nothing = filters is None and node_ids is not None and not node_ids
@@ -252,15 +255,20 @@ class WarmKV(_Base):
             names = kept.ids()
             if node_ids:
                 names = _names_of(node_ids, names)
-            if names and (filters is not None or not node_ids):  # without either, some stores remove all
+            if filters is not None or not node_ids:  # without either, some stores remove all
                 try:
-                    there = {form for id in ids_of(self, map(_node, names)) for form in spellings(id)}
+                    names = self._gone(names)
                 except ConfigError:
                     kind = type(self).__bases__[-1].__name__
                     _log.warning("%s cannot tell what it removed: KV of it may be kept", kind)
                     return
-                names = {name for name in names if _node(name) not in there}
             kept.remove(names)
+
+    def _gone(self, names: Set[str]) -> set[str]:
+        """Return those of ``names`` whose nodes the store lacks. Raises ConfigError if it cannot tell."""
+        found = ids_of(self, map(_node, names)) if names else ()
+        there = {form for id in found for form in spellings(id)}
+        return {name for name in names if _node(name) not in there}
 
     def _forget_all(self) -> None:
         if (kept := self._kept()) is not None:
