@@ -108,6 +108,8 @@ def test_store_of_a_collection_takes_what_the_class_does(chroma: Any, llm: Blend
     store = BlendChromaVectorStore.from_collection(chroma, llm=llm, bare_text=False)
     assert (store.client, store.llm, store.bare_text) == (chroma, llm, False)
     assert BlendChromaVectorStore.from_collection(chroma).llm is None
+    with pytest.raises(ConfigError, match="a collection of Chroma's, not 'kb'"):
+        BlendChromaVectorStore.from_collection("kb")
 
 
 def test_nodes_deleted_by_filter_lose_their_kv(store: BlendChromaVectorStore, llm: BlendLLM) -> None:

@@ -17,6 +17,7 @@ from llama_index.llms.blendrag.nodes import sources_by_id, texts_by_id
 from llama_index.llms.blendrag.warming import found, keeping
 
 with needs("llama-index-llms-blendrag[chroma]"):
+    import chromadb
     from llama_index.vector_stores.chroma import ChromaVectorStore
     from llama_index.vector_stores.chroma.base import _to_chroma_filter
 
@@ -49,7 +50,10 @@ class BlendChromaVectorStore(ChromaVectorStore):
 
     @classmethod
     def from_collection(cls, collection: Any, **kwargs: Any) -> BlendChromaVectorStore:
-        """Return the vector store of a Chroma collection. kwargs: as the class takes them, as in ``llm=``."""
+        """Return the vector store of a Chroma collection. kwargs: as the class takes them, as in ``llm=``.
+        Raises ConfigError for what is no collection."""
+        if not isinstance(collection, chromadb.Collection):
+            raise ConfigError(f"from_collection() takes a collection of Chroma's, not {collection!r}")
         return cls(chroma_collection=collection, **kwargs)
 
     @classmethod
@@ -110,7 +114,7 @@ class BlendChromaVectorStore(ChromaVectorStore):
         filters: MetadataFilters | None = None,
         **delete_kwargs: Any,
     ) -> None:
-        """Delete nodes: those of ``node_ids`` (of all nodes, if it is None) that pass the filters."""
+        """Delete nodes: those of ``node_ids``, or that pass the filters, or both; without either, none."""
         if filters is not None and node_ids != []:
             where = _to_chroma_filter(filters)
             node_ids = self._collection.get(ids=node_ids, where=where, include=[])["ids"]
