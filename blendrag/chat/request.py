@@ -232,12 +232,12 @@ def _message(message: Any, refuse: bool) -> dict[str, Any]:
     if isinstance(content, list):
         parts = [part if isinstance(part, dict) else {"type": type(part).__name__} for part in content]
         texts = [part.get("text", part.get("refusal")) for part in parts]
-        others = {
-            str(part.get("type")): part.get("reason")
+        others = dict.fromkeys(
+            (str(part.get("type")), part.get("reason"))
             for part, text in zip(parts, texts, strict=True)
             if not isinstance(text, str)
-        }
-        for kind, reason in others.items():
+        )
+        for kind, reason in others:
             if refuse and message["role"] == "user":
                 why = reason or "this model reads text only"
                 raise ConfigError(f"a message holds content of type {kind!r}; {why}")

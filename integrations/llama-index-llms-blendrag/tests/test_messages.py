@@ -95,6 +95,8 @@ def test_text_that_cannot_be_read_is_refused_for_its_own_reason(block: Any, reas
         said_by("user", BLUE, block)
     with pytest.warns(BlendragWarning, match=f"left out content of type 'document': .*{reason}"):
         assert said_by("assistant", block, BLUE) == "It is blue."
+    with pytest.raises(ConfigError, match=f"type 'document'; .*{reason}"):
+        said_by("user", block, DocumentBlock(data=b"%PDF", document_mimetype="application/pdf"))
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
