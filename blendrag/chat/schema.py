@@ -267,7 +267,8 @@ def with_room(schema: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
         if "string" in _types(part) and part.get("format") in _DIGITS:
             part.setdefault("pattern", _DIGITS[part["format"]])
         # Grammars know no negative multiples, nor their exponents, which numbers without bounds may need.
-        if "number" in _types(part) and max(part.get("minimum", -1), part.get("exclusiveMinimum", -1)) >= 0:
+        above = max(part.get("minimum", -1), part.get("exclusiveMinimum", -1)) >= 0
+        if "number" in _types(part) and above and part.keys().isdisjoint(_DECIDED):
             part.setdefault("multipleOf", _FRACTION)
     room = _CHARACTERS_PER_TOKEN * max_tokens
     strings = [
@@ -276,7 +277,7 @@ def with_room(schema: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
         if "string" in _types(part)
         and part.get("maxLength", room + 1) > room
         and part.get("format") not in _BOUNDED
-        and not any(name in part for name in _DECIDED)
+        and part.keys().isdisjoint(_DECIDED)
     ]
     share = room // max(1, len(strings))
     for string in strings:

@@ -56,6 +56,7 @@ def test_string_of_more_than_the_tokens_ends_within_them(string: dict[str, Any])
         ({"type": "number", "minimum": 0, "maximum": 1}, [0, 1, 0.5, 0.0123456789], 0.12345678901),
         ({"type": "number", "exclusiveMinimum": 0}, [12.5, 123456789012, 0.1], 0.12345678901),
         ({"type": "number", "minimum": -1.5}, [-1.25, 0.5], -2),
+        ({"type": "number", "minimum": 0, "enum": [0.123456789012, 2]}, [0.123456789012, 2], 0.1),
     ],
 )
 def test_digits_end(schema: dict[str, Any], right: list[Any], wrong: Any) -> None:
