@@ -173,6 +173,16 @@ def _answer_format(response_format: Any, structured_outputs: Any) -> dict[str, A
     raise ConfigError(f"response_format {response_format!r}: give a json_schema, json_object or text")
 
 
+def class_schema(schema: Any) -> Any:
+    """Return the JSON schema of a pydantic class, whose sets keep once what a list repeats, without
+    ``uniqueItems``, which no grammar knows."""
+    if isinstance(schema, Mapping):
+        return {
+            name: class_schema(one) for name, one in schema.items() if (name, one) != ("uniqueItems", True)
+        }
+    return [class_schema(one) for one in schema] if isinstance(schema, list) else schema
+
+
 def text_of_url(url: Any) -> str | None:
     """Return the text that a data URL holds, if it holds one."""
     head, _, data = url.partition(",") if isinstance(url, str) else ("", "", "")

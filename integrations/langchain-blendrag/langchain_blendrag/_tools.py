@@ -63,9 +63,10 @@ def _function(tool: Any) -> dict[str, Any]:
         raise ConfigError(f"tool {given['type']!r} is another provider's own: give a function")
     if "function" not in made:
         made = {"type": "function", "function": {name: made[name] for name in made if name != "type"}}
-    if (whole := _lost_in_part(getattr(tool, "tool_call_schema", tool))) is not None:
+    kind = getattr(tool, "tool_call_schema", tool)
+    if (whole := _lost_in_part(kind)) is not None:
         made["function"]["parameters"] = whole
-    return made
+    return foreign.class_schema(made) if _is_model(kind) else made
 
 
 def _unwrapped(schema: Any) -> Any:
@@ -96,8 +97,9 @@ def _json_schema(schema: Any) -> dict[str, Any]:
     """Return a schema in any of LangChain's forms as JSON schema."""
     whole = _lost_in_part(schema)
     if whole is None:
-        return convert_to_json_schema(_with_optional_fields(schema, {}))
-    return {"title": getattr(schema, "__name__", "answer"), **whole}
+        whole = convert_to_json_schema(_with_optional_fields(schema, {}))
+    made = {"title": getattr(schema, "__name__", "answer"), **whole}
+    return foreign.class_schema(made) if _is_model(schema) else made
 
 
 class _Null:
@@ -144,6 +146,10 @@ def _with_optional_fields(kind: Any, made: dict[Any, Any]) -> Any:
     return made[kind]
 
 
+def _is_model(schema: Any) -> bool:
+    return isinstance(schema, type) and is_basemodel_subclass(schema)
+
+
 def _is_enum(schema: Any) -> bool:
     return isinstance(schema, type) and issubclass(schema, Enum)
 
@@ -152,7 +158,7 @@ def _lost_in_part(schema: Any) -> dict[str, Any] | None:
     """Return the JSON schema of a class, or a dictionary, for parts of which LangChain's conversion allows
     anything: those that refer to one around them, and a whole that is no object with properties, as of an
     Enum. None for all others."""
-    if isinstance(schema, type) and is_basemodel_subclass(schema) and hasattr(schema, "model_json_schema"):
+    if _is_model(schema) and hasattr(schema, "model_json_schema"):
         schema = schema.model_json_schema()
     if _is_enum(schema):  # LangChain's asks for the arguments of its constructor
         schema = TypeAdapter(schema).json_schema()
@@ -181,7 +187,7 @@ def structured(
     """Return the model, held to a schema, and a parser behind it. An answer that was cut off is an
     OutputParserException, at the end of a stream that may have given out beginnings of a dictionary."""
     schema = _unwrapped(schema)
-    is_class = isinstance(schema, type) and is_basemodel_subclass(schema)
+    is_class = _is_model(schema)
     parser: BaseOutputParser[Any]
     if schema is None and method != "json_mode":
         raise ConfigError(f"method {method!r} needs a schema")

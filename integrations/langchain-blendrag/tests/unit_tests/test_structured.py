@@ -70,6 +70,21 @@ def test_whole_answer_is_read(
     assert raw["parsed"] == wanted and raw["parsing_error"] is None and raw["raw"].response_metadata
 
 
+class Tags(BaseModel):
+    words: set[str]
+
+
+@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
+def test_set_is_made_of_a_list_that_may_repeat_an_item(
+    make: Callable[..., ChatBlend], speaker: Any, method: Any
+) -> None:
+    found = {"words": ["red", "car", "red"]}
+    speaker.answers = [json.dumps({"name": "Tags", "arguments": found} if method != "json_schema" else found)]
+    assert make().with_structured_output(Tags, method=method).invoke("?") == Tags(words={"red", "car"})
+    with pytest.raises(ConfigError, match="uniqueItems"):
+        make().with_structured_output(Tags.model_json_schema(), method=method).invoke("?")
+
+
 @pytest.mark.parametrize("ask", ASK)
 @pytest.mark.parametrize(("schema", "method"), SCHEMAS)
 def test_answer_that_was_cut_is_an_error_with_what_came(

@@ -11,8 +11,8 @@ from llama_index.core.bridge.pydantic import BaseModel, ValidationError
 from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.prompts import BasePromptTemplate
 from llama_index.core.types import PydanticProgramMode
-from pydantic.json_schema import GenerateJsonSchema
 
+from blendrag import foreign
 from llama_index.llms.blendrag.calls import STRUCTURED
 
 if TYPE_CHECKING:
@@ -76,19 +76,8 @@ class StructuredByGrammar(FunctionCallingLLM):
         in it, which then shows the schema for ever, and options that hold the answer to the class."""
         options = {**(options or {}), STRUCTURED: []}
         if self.pydantic_program_mode is PydanticProgramMode.LLM:  # the other modes call a tool
-            options["grammar"] = output_cls.model_json_schema(schema_generator=_SetsAsLists)
+            options["grammar"] = foreign.class_schema(output_cls.model_json_schema())
         return output_cls, prompt.model_copy(), options
-
-
-class _SetsAsLists(GenerateJsonSchema):
-    """A schema whose sets may repeat an item, which no grammar prevents: pydantic keeps it once."""
-
-    def set_schema(self, schema: Any) -> dict[str, Any]:
-        made = super().set_schema(schema)
-        del made["uniqueItems"]
-        return made
-
-    frozenset_schema = set_schema
 
 
 # LlamaIndex shows a beginning until another one has as many fields, of which those with defaults count in the
