@@ -128,9 +128,9 @@ def ended_by(reading: Reading, finish_reason: str) -> str:
 
 
 def _limited(reading: Reading, request: ChatRequest) -> Reading:
-    if request.parallel_tool_calls or not reading.calls:
+    if request.parallel_tool_calls:
         return reading
-    return Reading(reading.text, reading.calls[:1])
+    return Reading(reading.text, reading.calls[:1], () if reading.calls else reading.invalid[:1])
 
 
 def _parsed_by(

@@ -110,6 +110,8 @@ def test_second_call_is_left_out_where_parallel_calls_are_not_allowed(llm: Blend
     calls = llm.get_tool_calls_from_response
     assert len(calls(llm.chat_with_tools([ADD], user_msg="?", allow_parallel_tool_calls=True))) == 2
     assert len(calls(llm.chat_with_tools([ADD], user_msg="?", allow_parallel_tool_calls=False))) == 1
+    scripted.answers = [(CALL + CALL).replace('"add"', '"addd"')]
+    assert len(calls(llm.chat_with_tools([ADD], user_msg="?", allow_parallel_tool_calls=False))) == 1
 
 
 def test_tool_with_a_name_that_openai_would_refuse_is_found(llm: BlendLLM, scripted: Any) -> None:
@@ -169,10 +171,27 @@ async def test_agent_does_not_end_with_a_call_that_cannot_be_read(
     broken = CALL.replace("}}", "")
     scripted.answers = [broken]
     agent = FunctionAgent(tools=[ADD], llm=llm, streaming=streaming)
-    with pytest.raises(AnswerCutError, match="cannot be read"):
+    with pytest.raises(AnswerCutError, match=r"cannot be read, ask again \(not a JSON object"):
         await agent.run("2 + 3?")
+    scripted.answers = ["It is 5. " + broken]
+    assert str(await agent.run("2 + 3?")).strip() == "It is 5."
     scripted.answers = [broken + CALL, "It is 5."]
     assert str(await agent.run("2 + 3?")) == "It is 5."
+
+
+async def test_call_of_a_tool_that_there_is_not_counts_as_none_where_no_agent_asks(
+    llm: BlendLLM, scripted: Any
+) -> None:
+    unknown = CALL.replace('"add"', '"addd"')
+    for answer, said in ((unknown, ""), (CALL + unknown, "5"), (unknown + CALL, "5")):
+        for parallel in (False, True):
+            scripted.answers = [answer]
+            options = {"allow_parallel_tool_calls": parallel, "error_on_no_tool_call": False}
+            assert llm.predict_and_call([ADD], user_msg="?", **options).response == said
+            assert (await llm.apredict_and_call([ADD], user_msg="?", **options)).response == said
+    scripted.answers = [unknown]
+    with pytest.raises(ValueError, match="called no tool"):
+        llm.predict_and_call([ADD], user_msg="?")
 
 
 async def test_workflow_hands_over_between_agents(llm: BlendLLM, scripted: Any) -> None:
@@ -245,14 +264,25 @@ class Keywords(BaseModel):
     words: set[str]
     places: frozenset[str] | None = None
 
+    @classmethod
+    def model_json_schema(cls, by_alias: bool = True) -> dict[str, Any]:  # type: ignore[override]
+        return super().model_json_schema(by_alias)
 
-def test_set_is_made_of_a_list_that_may_repeat_an_item(llm: BlendLLM, scripted: Any) -> None:
-    scripted.answers = ['{"words": ["red", "car", "red"], "places": ["Bergen", "Bergen"]}']
+
+@pytest.mark.parametrize("mode", [PydanticProgramMode.LLM, PydanticProgramMode.FUNCTION])
+def test_set_is_made_of_a_list_that_may_repeat_an_item(llm: BlendLLM, scripted: Any, mode: Any) -> None:
+    llm.pydantic_program_mode = mode
+    found = {"words": ["red", "car", "red"], "places": ["Bergen", "Bergen"]}
+    function = mode is PydanticProgramMode.FUNCTION
+    scripted.answers = [json.dumps({"name": "Keywords", "arguments": found} if function else found)]
     asked = llm.structured_predict(Keywords, PromptTemplate("?"))
     assert asked == Keywords(words={"red", "car"}, places=frozenset({"Bergen"}))
     distinct = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
     with pytest.raises(ConfigError, match="uniqueItems"):
         llm.complete("?", grammar=distinct)
+    tool = FunctionTool.from_defaults(lambda words: words, name="tag", fn_schema=Keywords)
+    with pytest.raises(ConfigError, match="uniqueItems"):  # which nobody makes a set of
+        llm.predict_and_call([tool], user_msg="?", tool_required=True)
 
 
 def test_prompt_used_for_structure_stays_a_prompt(llm: BlendLLM, scripted: Any) -> None:

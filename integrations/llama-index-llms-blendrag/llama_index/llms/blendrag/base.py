@@ -28,11 +28,12 @@ from pydantic import SecretStr, field_serializer
 
 from blendrag import BlendOverrides, ChatModel, Settings, foreign, open_chat, without_password
 from blendrag.errors import BlendragWarning
-from llama_index.llms.blendrag.calls import COUNTS, STRUCTURED, Call, refuse_cut_call
+from llama_index.llms.blendrag.calls import COUNTS, OFFERED_ONLY, STRUCTURED, Call, refuse_cut_call
 from llama_index.llms.blendrag.messages import as_completion
 from llama_index.llms.blendrag.structured import StructuredByGrammar
 
 if TYPE_CHECKING:
+    from llama_index.core.chat_engine.types import AgentChatResponse
     from llama_index.core.tools.types import BaseTool
 
     from blendrag import KeptDocuments, Speculation
@@ -368,8 +369,7 @@ class BlendLLM(BlendOverrides, StructuredByGrammar):
         """Prepare a chat that offers tools. ``tool_required``, or a tool's name as ``tool_choice``, forces a
         call that fits its schema; and so does a program of LlamaIndex's, which asks for none where it
         streams."""
-        made_by = (getattr(getattr(tool, "fn", None), "__module__", "") for tool in tools)
-        if get_function_tool.__module__ in made_by:  # a program, which parses the call
+        if any(map(_is_program, tools)):
             tool_required, kwargs = True, {STRUCTURED: True, **kwargs}
         if isinstance(user_msg, str):
             user_msg = ChatMessage(user_msg)
@@ -381,14 +381,21 @@ class BlendLLM(BlendOverrides, StructuredByGrammar):
             **kwargs,
         }
 
+    def predict_and_call(self, *args: Any, **kwargs: Any) -> AgentChatResponse:
+        """Have the model call tools, and call them; a call of one that there is not counts as none."""
+        return super().predict_and_call(*args, **{**kwargs, OFFERED_ONLY: True})
+
+    async def apredict_and_call(self, *args: Any, **kwargs: Any) -> AgentChatResponse:
+        return await super().apredict_and_call(*args, **{**kwargs, OFFERED_ONLY: True})
+
     def get_tool_calls_from_response(
         self, response: ChatResponse, error_on_no_tool_call: bool = True, **kwargs: Any
     ) -> list[ToolSelection]:
         """Return the calls in a response, those of tools that there are not too.
 
         Raises ValueError, as LlamaIndex expects, if there are none; AnswerCutError, which is one too, if a
-        call was cut, or none can be read, whether or not one is expected: an agent would take it for a last,
-        empty answer.
+        call was cut, or there is nothing but calls that cannot be read, whether or not one is expected: an
+        agent would take it for a last, empty answer.
         """
         refuse_cut_call(response)
         calls = [block for block in response.message.blocks if isinstance(block, ToolCallBlock)]
@@ -420,12 +427,18 @@ class BlendLLM(BlendOverrides, StructuredByGrammar):
         return self._chat.token_ids(text)
 
 
+def _is_program(tool: BaseTool) -> bool:
+    """Return whether a tool is that of a program, which parses the call and makes an object of a class."""
+    return getattr(getattr(tool, "fn", None), "__module__", "") == get_function_tool.__module__
+
+
 def _described(tool: BaseTool) -> dict[str, Any]:
     # Not metadata.to_openai_tool: it changes names, by which LlamaIndex then does not find the tool.
     about = tool.metadata
+    parameters = about.get_parameters_dict()
     function = {
         "name": about.get_name(),
         "description": about.description,
-        "parameters": about.get_parameters_dict(),
+        "parameters": foreign.class_schema(parameters) if _is_program(tool) else parameters,
     }
     return {"type": "function", "function": function}

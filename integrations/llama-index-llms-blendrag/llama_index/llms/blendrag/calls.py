@@ -30,6 +30,8 @@ dispatcher = get_dispatcher(__name__)
 STRUCTURED = "structured"
 """Option of a call whose answer LlamaIndex parses, with what it takes for a beginning too: one that is not
 whole is an error. A list gets the answer."""
+OFFERED_ONLY = "offered_only"
+"""Option of a call whose response has no calls of tools that there are not."""
 COUNTS = ("best_of", "n")
 """Options of how many answers are wanted. LlamaIndex's responses have one."""
 _JSON = re.compile(r"\s*(\{|\[\s*(\{|$))")  # the beginning of a call, and not of "[1] says so"
@@ -48,9 +50,10 @@ class Call:
         options: Sequence[Mapping[str, Any]],
         conversation: str | None,
     ) -> None:
-        given = foreign.call_options(*options, also=("model", STRUCTURED, *COUNTS))
+        given = foreign.call_options(*options, also=("model", STRUCTURED, OFFERED_ONLY, *COUNTS))
         self._span_id = active_span_id.get()
         self._structured = given.get(STRUCTURED)
+        self._offered_only = bool(given.get(OFFERED_ONLY))
         self._reasoning = self._text = ""
         if (model := given.get("model")) and model != chat.model_name:
             raise ConfigError(f"this BlendLLM runs {chat.model_name!r}, not {model!r}: make another one")
@@ -94,7 +97,7 @@ class Call:
         if isinstance(self._structured, list):
             self._structured.append(answer)
         return ChatResponse(
-            message=assistant_message(answer),
+            message=assistant_message(answer, unknown=not self._offered_only),
             delta=delta,
             raw={
                 "model": answer.model,
@@ -125,14 +128,17 @@ class Call:
 
 def refuse_cut_call(response: ChatResponse) -> None:
     """Raise AnswerCutError if ``max_tokens`` ended the response, or its beginning, within a tool call, or if
-    none of its calls can be read."""
+    it is nothing but calls that cannot be read."""
     raw = response.raw if isinstance(response.raw, Mapping) else {}
     text = response.message.content or ""
-    invalid = [call["text"] for call in raw.get("invalid_tool_calls") or ()]
+    invalid = raw.get("invalid_tool_calls") or ()
+    written = _joined(text, (call["text"] for call in invalid))
+    if raw.get("finish_reason") == "length" and (invalid or _JSON.match(text)):
+        raise AnswerCutError(written)
     called = any(isinstance(block, ToolCallBlock) for block in response.message.blocks)
-    cut = raw.get("finish_reason") == "length" and (invalid or _JSON.match(text))
-    if cut or (invalid and not called):
-        raise AnswerCutError(_joined(text, invalid))
+    unread = [call["reason"] for call in invalid if not call["call"]]  # the others name no tool
+    if unread and not called and not text.strip():
+        raise AnswerCutError(written, "; ".join(dict.fromkeys(unread)))
 
 
 def _joined(text: str, calls: Iterable[str]) -> str:

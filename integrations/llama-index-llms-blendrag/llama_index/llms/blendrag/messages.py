@@ -66,10 +66,10 @@ def plain_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     return plain
 
 
-def assistant_message(answer: Answer) -> ChatMessage:
+def assistant_message(answer: Answer, unknown: bool) -> ChatMessage:
     """Return the model's answer. Calls are blocks; and, for code that looks there, in ``additional_kwargs``
-    as OpenAI writes them. Those of tools that there are not are among them: agents tell the model so."""
-    calls = [*answer.tool_calls, *(one.call for one in answer.invalid_tool_calls if one.call)]
+    as OpenAI writes them. unknown: also those of tools that there are not, as agents tell the model so."""
+    calls = [*answer.tool_calls, *(one.call for one in answer.invalid_tool_calls if one.call and unknown)]
     blocks = message_blocks(answer.reasoning, answer.text if answer.text or not calls else None)
     blocks += [
         ToolCallBlock(tool_call_id=call.id, tool_name=call.name, tool_kwargs=call.arguments) for call in calls
