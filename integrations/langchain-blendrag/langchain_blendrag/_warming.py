@@ -53,17 +53,26 @@ class WarmingStore(VectorStore):
 
     llm: ChatBlend | None = None
     """The model whose KV is kept. May be set, changed or removed at any time; ``sync()`` then catches up."""
-    _written: frozenset[str]  # names in the class's own code
+    _follows: dict[str, Any]  # searches of parents, as this class follows them
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        cls._written = frozenset(vars(cls))
+        cls._follows = {}
         for name in filter(_SEARCH.match, dir(cls)):
             # One that a parent only follows is not its own: another parent's may come before it.
-            owner = next(base for base in cls.__mro__ if name in vars(base).get("_written", vars(base)))
-            # LangChain's defaults call methods that are followed; those of a warming parent are already.
-            if owner is cls or not (owner is VectorStore or issubclass(owner, WarmingStore)):
-                setattr(cls, name, followed(getattr(owner, name), _prefetch))
+            owner = next(
+                base
+                for base in cls.__mro__
+                if vars(base).get(name) is not vars(base).get("_follows", {}).get(name)
+            )
+            own, inherited = getattr(owner, name), getattr(cls, name)
+            if owner is cls or not issubclass(owner, WarmingStore):  # whose own searches are followed already
+                inherited = getattr(inherited, "__wrapped__", None)
+            # LangChain's defaults call methods that are followed.
+            if owner is not VectorStore and inherited != own:
+                setattr(cls, name, made := followed(own, _prefetch))
+                if owner is not cls:
+                    cls._follows[name] = made
 
     def ingest(
         self,

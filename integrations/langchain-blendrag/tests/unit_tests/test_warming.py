@@ -297,12 +297,23 @@ class OfAnn(Chroma):
         return super().max_marginal_relevance_search(*args, **{**kwargs, "filter": {"user": "ann"}})
 
 
-@pytest.mark.parametrize("way", ["warm", "class", "subclass"])
+def of_ann(search: Any) -> Any:
+    return lambda *args, **kwargs: search(*args, **{**kwargs, "filter": {"user": "ann"}})
+
+
+@pytest.mark.parametrize("way", ["warm", "class", "subclass", "set later"])
 async def test_search_of_a_stores_own_class_stays_its_own(
     embeddings: Any, recorded_llm: Any, recorder: Any, tmp_path: Path, way: str
 ) -> None:
     both: Any = type("Both", (BlendChroma, OfAnn), {})
-    kind: Any = {"warm": OfAnn, "class": both, "subclass": type("Heir", (both,), {})}[way]
+    plain: Any = type("Plain", (BlendChroma,), {})
+    before: Any = type("Before", (plain,), {})
+    for search in ("similarity_search", "max_marginal_relevance_search"):
+        setattr(plain, search, of_ann(getattr(plain, search)))
+    kind: Any = {
+        "warm": OfAnn, "class": both, "subclass": type("Heir", (both,), {}),
+        "set later": type("After", (before,), {}),
+    }[way]  # fmt: skip
     store = warm(kind("things", embeddings, persist_directory=str(tmp_path)), recorded_llm)
     store.add_texts(TEXTS, [{"user": user} for user in ("ann", "bob", "bob")])
     retrievers = [store.as_retriever(), store.as_retriever(search_type="mmr")]
