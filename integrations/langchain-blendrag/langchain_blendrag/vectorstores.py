@@ -94,11 +94,16 @@ class BlendChroma(WarmingStore, Chroma):
 
     def delete(self, ids: list[str] | None = None, **kwargs: Any) -> None:
         """Remove documents by ids, or as Chroma's ``where``, ``where_document`` and ``limit`` say."""
+        gone = [ids] if isinstance(ids, str) else ids or None
+        if kwargs and self._warms:
+            # With a limit, or by a store's own class, others may go than those that Chroma finds.
+            exact = "limit" not in kwargs and super(BlendChroma, type(self)).delete is Chroma.delete
+            gone = Chroma.get(self, ids, include=[], **kwargs)["ids"] if exact else None
         super().delete(ids, **kwargs)
-        if ids and not kwargs:
-            self._forget([ids] if isinstance(ids, str) else ids)
-        else:
+        if gone is None:
             self._forget_missing()
+        else:
+            self._forget(gone)
 
     def delete_collection(self) -> None:
         """Remove the collection, and all of its KV."""
@@ -132,4 +137,4 @@ class BlendChroma(WarmingStore, Chroma):
     def _present(self, ids: Iterable[str]) -> set[str]:
         wanted = list(ids)
         parts = (wanted[at : at + _PAGE] for at in range(0, len(wanted), _PAGE))
-        return {id for part in parts for id in self.get(part, include=[])["ids"]}
+        return {id for part in parts for id in Chroma.get(self, part, include=[])["ids"]}

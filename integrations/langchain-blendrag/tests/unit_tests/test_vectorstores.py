@@ -14,7 +14,7 @@ from langchain_chroma import Chroma
 from langchain_core.documents import Document
 
 from blendrag.errors import ConfigError, EngineError
-from langchain_blendrag import BlendChroma, ChatBlend
+from langchain_blendrag import BlendChroma, ChatBlend, warm
 
 TEXTS = ["The sea is salt.", "Grass is green.", "Snow is cold."]
 
@@ -175,6 +175,47 @@ def test_refused_deletion_keeps_kv(store: BlendChroma, recorder: Any) -> None:
     with pytest.raises(ValueError):
         store.delete()
     assert recorder.kept == set(TEXTS)
+
+
+def test_deletion_looks_up_only_what_it_removes(
+    store: BlendChroma, recorder: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.add_documents(documents())
+    found: list[str] = []
+    get = Chroma.get
+
+    def seen(*args: Any, **kwargs: Any) -> dict[str, Any]:
+        answer = get(*args, **kwargs)
+        found.extend(answer["ids"])
+        return answer
+
+    monkeypatch.setattr(Chroma, "get", seen)
+    store.delete(where={"n": 0})
+    assert len(found) == 1 and recorder.kept == set(TEXTS[1:])
+
+
+class OfAnn(Chroma):
+    """A store that shows and removes the documents of one user only."""
+
+    def get(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        return super().get(*args, **{**kwargs, "where": {"user": "ann"}})
+
+
+class RemovingOfAnn(OfAnn):
+    def delete(self, ids: list[str] | None = None, **kwargs: Any) -> None:
+        super().delete(ids, **{**kwargs, "where": {"user": "ann"}})
+
+
+@pytest.mark.parametrize("kind", [OfAnn, RemovingOfAnn])
+@pytest.mark.parametrize("asked", [{}, {"limit": 9}])
+def test_what_a_stores_own_class_hides_or_spares_keeps_its_kv(
+    embeddings: Any, recorded_llm: ChatBlend, recorder: Any, tmp_path: Path, kind: Any, asked: Any
+) -> None:
+    store = warm(kind("things", embeddings, persist_directory=str(tmp_path)), recorded_llm)
+    store.add_texts(TEXTS, [{"user": user} for user in ("ann", "ann", "bob")])
+    everything: Any = {"user": {"$ne": "bob" if kind is OfAnn else "nobody"}}
+    store.delete(where=everything, **asked)
+    assert recorder.kept == {TEXTS[2]}
 
 
 # -- which store a document belongs to --------------------------------------------------------------------
