@@ -209,10 +209,10 @@ def invalid_tool_calls(answer: Answer) -> list[InvalidToolCall]:
 
 
 def invalid_tool_call_chunks(answer: Answer) -> list[ToolCallChunk]:
-    """Return every invalid call as a chunk: why it is none, and what came. LangChain completes a text that
-    begins as JSON to a call, and has no other place for the reason."""
+    """Return every invalid call as a chunk: a line why it is none, then what came. LangChain completes a text
+    that begins as JSON to a call, and has no other place for the reason."""
     return [
-        ToolCallChunk(name=None, args=f"{c.reason}: {c.text}", id=None, index=index, type="tool_call_chunk")
+        ToolCallChunk(name=None, args=f"{c.reason}\n{c.text}", id=None, index=index, type="tool_call_chunk")
         for index, c in enumerate(answer.invalid_tool_calls, len(answer.tool_calls))
     ]
 

@@ -254,7 +254,9 @@ def _whole(check: Callable[[AIMessage], None]) -> Runnable[Any, Any]:
 
 def _check_call(message: AIMessage) -> None:
     if not message.tool_calls:
-        raise _not_whole(message, "call", "".join(str(one["args"]) for one in message.invalid_tool_calls))
+        calls = message.invalid_tool_calls  # in a stream, the error is the first line
+        came = (str(one["args"]).split("\n", 0 if one["error"] else 1)[-1] for one in calls)
+        raise _not_whole(message, "call", "".join(came))
 
 
 def _check_json(message: AIMessage) -> None:
