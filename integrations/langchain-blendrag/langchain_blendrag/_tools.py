@@ -38,8 +38,8 @@ from pydantic import TypeAdapter
 from blendrag import foreign
 from blendrag.errors import BlendragWarning, ConfigError
 
-# Keys of functions in the forms of OpenAI, Anthropic and Bedrock: what has none of them is a JSON schema.
-_OF_FUNCTIONS = {"function", "input_schema", "name", "parameters", "toolSpec"}
+# Keys of functions as OpenAI, Anthropic, MCP and Bedrock write them: what has none of them is a JSON schema.
+_OF_FUNCTIONS = {"function", "inputSchema", "input_schema", "name", "parameters", "toolSpec"}
 
 
 def bound_tools(tools: Sequence[Any], tool_choice: str | bool | dict[str, Any] | None) -> dict[str, Any]:
@@ -57,6 +57,8 @@ def _function(tool: Any) -> dict[str, Any]:
     """Return a tool that is a function, which some providers write without the name ``function``."""
     if isinstance(tool, Mapping) and "inputSchema" in tool:  # as MCP servers list them
         tool = {**tool, "input_schema": tool["inputSchema"]}
+    if isinstance(tool, dict) and {"name", "properties"} <= tool.keys():
+        tool = _json_schema(tool)
     made = convert_to_openai_tool(_with_optional_fields(tool, {}))
     given = tool if isinstance(tool, Mapping) else made
     if given.get("type", "function") not in ("function", "object") and "input_schema" not in given:
@@ -76,8 +78,8 @@ def _unwrapped(schema: Any) -> Any:
         schema = schema.get("json_schema")
     if isinstance(schema, dict) and isinstance(schema.get("schema"), dict) and "name" in schema:
         return {"title": schema["name"], **schema["schema"]}
-    if isinstance(schema, dict) and schema.keys() & _OF_FUNCTIONS:
-        return _json_schema(_function(schema))
+    if isinstance(schema, dict) and (keys := schema.keys() & _OF_FUNCTIONS):
+        return _json_schema(schema if keys == {"name"} else _function(schema))
     return schema
 
 
@@ -95,6 +97,9 @@ def answer_format(wanted: Any) -> Any:
 
 def _json_schema(schema: Any) -> dict[str, Any]:
     """Return a schema in any of LangChain's forms as JSON schema."""
+    if isinstance(schema, dict) and schema.keys() & _OF_FUNCTIONS == {"name"}:  # to LangChain, a function
+        schema = {**schema, "title": schema["name"]}
+        del schema["name"]
     whole = _lost_in_part(schema)
     if whole is None:
         whole = convert_to_json_schema(_with_optional_fields(schema, {}))

@@ -296,6 +296,7 @@ def test_tools_and_choices_are_taken_as_other_providers_write_them() -> None:
         {"type": "function", "name": "weather", "description": "", "parameters": parameters},
         {"name": "weather", "description": "", "input_schema": parameters},
         {"name": "weather", "title": "Weather", "inputSchema": parameters},
+        {"name": "weather", **parameters},
     ]
     choices = {
         "weather": (

@@ -154,9 +154,14 @@ NAMED = {"name": "Fee", "description": "In euros."}
             {"title": "Fee", **AMOUNT},
         ),
         (AMOUNT, {"title": "answer", **AMOUNT}),
+        (
+            {"name": "Fees", "type": "array", "items": AMOUNT},
+            {"title": "Fees", "type": "array", "items": AMOUNT},
+        ),
         *(
             (schema, {"title": "Fee", "description": "In euros.", **AMOUNT})
             for schema in (
+                {**NAMED, **AMOUNT},
                 {**NAMED, "parameters": AMOUNT},
                 {**NAMED, "input_schema": AMOUNT},
                 {**NAMED, "inputSchema": AMOUNT},
