@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import xxhash
 
 from blendrag.adapter import adapter_for
-from blendrag.errors import ModelError
+from blendrag.errors import ModelError, ModelNotFoundError
 from blendrag.models import first_window, load_tokenizer, model_digest, model_window
 from blendrag.prompt import shared_prefix, start_prefix
 from blendrag.settings import AUTO_CODEC, Settings
@@ -20,6 +21,8 @@ from blendrag.store.identity import KVIdentity, kv_shape, prefix_name, sharing_l
 
 # What a shape follows from, in any configuration that leaves out nothing.
 _SHAPE = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_size")
+# Between the names of a model and its adapter.
+_ADAPTED = " with "
 # Behind the name of a model whose KV is that of its longer window.
 _LONGER = " with the angles of its longer window"
 
@@ -47,11 +50,18 @@ def codec_of(settings: Settings, root: Path) -> str:
 def with_model_of(root: Path, settings: Settings) -> Settings:
     """Return the settings for the index in this folder: if they name no model, with the one it was made with.
 
-    Raises StoreError for an index that cannot be read.
+    Raises StoreError for an index that cannot be read, ModelNotFoundError if its model's folder is gone.
     """
     if "model" in settings.model_fields_set or not Catalogue.is_in(root):
         return settings
-    name = _made_with(root).model.removesuffix(_LONGER).removesuffix(f" with {settings.lora}")
+    name = _made_with(root).model.removesuffix(_LONGER)
+    if not os.path.exists(name):  # the adapter, however it is named now, is another setting
+        name = name.rpartition(_ADAPTED)[0] or name
+    if os.path.isabs(name) and not os.path.exists(name):
+        raise ModelNotFoundError(
+            f"the index {str(root)!r} was made with the model in {name!r}, which is not there any more: name"
+            " where that model is now (--model, model=)"
+        )
     return settings.model_copy(update={"model": name})
 
 
@@ -71,11 +81,12 @@ def kv_identity(
     """
     config = _text_config(model_path)
     heads, size = kv_shape(config) or (0, 0)
-    is_folder = Path(settings.model).expanduser().exists()  # which is found from other working folders, too
-    name, weights = str(model_path) if is_folder else settings.model, model_digest(model_path)
+    name, weights = settings.model, model_digest(model_path)
+    if os.path.realpath(folder := os.path.expanduser(name)) == os.path.realpath(model_path):
+        name = os.path.abspath(folder)  # from other working folders, too; a link may be switched later
     if settings.lora is not None:
         adapter = adapter_for(model_path, settings.lora)
-        name += f" with {settings.lora}"
+        name += f"{_ADAPTED}{settings.lora}"
         weights = xxhash.xxh3_128_hexdigest((weights + adapter.digest).encode())
     window = settings.max_model_len or model_window(model_path) or 0
     if window > (first_window(config) or math.inf):

@@ -30,8 +30,6 @@ from blendrag.errors import (
     StoreFullError,
     StoreMismatchError,
 )
-from blendrag.index.index import BlendIndex
-from blendrag.models import DEFAULT_MODEL
 from blendrag.options import BlendOptions
 from blendrag.serving.collection import Collection
 from blendrag.serving.evidence import Evidence
@@ -337,21 +335,6 @@ def test_index_keeps_the_codec_that_it_was_made_with(tmp_path: Path, monkeypatch
     assert codec("said", True, codec="raw") == codec("said", True) == "raw"
     with pytest.raises(StoreMismatchError, match="codec='int8', not codec='raw'"):
         codec("gpu", True, codec="raw")
-
-
-def test_index_is_opened_with_its_own_model_unless_one_is_named(
-    tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Wherever it is opened: a folder's name is kept as a whole path."""
-    monkeypatch.chdir(model_dir.parent)
-    made = BlendIndex.open(tmp_path / "kb", model_dir.name, max_model_len=512)
-    made.close()
-    monkeypatch.chdir(tmp_path)
-    with BlendIndex.open("kb", max_model_len=512) as index:
-        assert index.settings.model == str(model_dir)
-    monkeypatch.setenv("BLENDRAG_MODEL", DEFAULT_MODEL)
-    with pytest.raises(StoreMismatchError, match=f"made with model '{model_dir}', not '{DEFAULT_MODEL}'"):
-        BlendIndex.open("kb", max_model_len=512)
 
 
 def test_texts_behind_another_system_prompt_are_not_taken_for_the_same(tmp_path: Path) -> None:
