@@ -109,6 +109,11 @@ class SchedulerRequest:
         return self.request.num_computed_tokens
 
     @property
+    def preempted(self) -> bool:
+        """Return whether it has lost its blocks, and is scheduled again."""
+        return self.request.num_preemptions > 0
+
+    @property
     def answered(self) -> bool:
         """Return whether its first token is known."""
         return bool(self.request.num_output_tokens)

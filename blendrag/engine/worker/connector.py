@@ -144,7 +144,8 @@ class BlendConnector(KVConnectorBase_V1):
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         asked = self._of(request)
-        asked.prefix = num_computed_tokens
+        if not asked.preempted:  # else these are blocks that it has filled itself
+            asked.prefix = num_computed_tokens
         for hook in self._hooks:
             claimed = 0 if asked.state == "failed" else hook.claim(asked, num_computed_tokens)
             if claimed is None or claimed > 0:
@@ -195,7 +196,7 @@ class BlendConnector(KVConnectorBase_V1):
         for hook in self._hooks:
             hook.finished(asked.id)
         self._running.discard(asked.id)
-        if asked.counts and (plain := asked.computed_plainly):
+        if asked.counts and asked.state != "ordered" and (plain := asked.computed_plainly):
             merge(self._tally, {"blendrag_tokens": {"plain": plain}})
         if asked.result is None and asked.state == "new" and asked.computed and asked.counts:
             merge(self._tally, of_outcome("prefix" if asked.recipe else "plain"))

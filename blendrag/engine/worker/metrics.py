@@ -110,7 +110,8 @@ def merge(into: Tally, more: Tally) -> None:
 def of_report(report: BlendReport) -> Tally:
     """Return what one request adds."""
     if report.cause:
-        return {**of_outcome("fallback"), "blendrag_fallbacks": {report.cause: 1}}
+        loaded = {"blendrag_tokens": {"exact": report.exact}} if report.exact else {}
+        return {**of_outcome("fallback"), "blendrag_fallbacks": {report.cause: 1}, **loaded}
     if report.exact and not report.cached:
         loaded = {"blendrag_chunks_loaded": dict(report.tiers)}
         return {**of_outcome("exact"), "blendrag_tokens": {"exact": report.exact}, **loaded}

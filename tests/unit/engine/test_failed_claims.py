@@ -168,6 +168,25 @@ def test_tokens_that_the_engine_prefills_itself_are_counted(
     monkeypatch.setattr(connector, "merge", lambda _, tally: merge(counted, tally))
     answer(config, blend, **more)
     assert counted["blendrag_tokens"]["plain"] == plain
+    assert sum(counted["blendrag_tokens"].values()) == PROMPT
+
+
+@pytest.mark.parametrize(("preempted", "more", "plain"), [(False, {}, 0), (True, {"extra_args": {}}, PROMPT)])
+def test_tokens_are_counted_as_the_engines_only_if_it_has_computed_them(
+    config: Any, preempted: bool, more: dict[str, Any], plain: int
+) -> None:
+    """Not of a blend that still runs when its request ends, but also those a preempted one finds again."""
+    scheduler = BlendConnector(config, KVConnectorRole.SCHEDULER, BLOCKS)
+    given: Any = SimpleNamespace(get_block_ids=lambda: ([1, 2, 3],))
+    one = request(**more)
+    scheduler.update_state_after_alloc(one, given, scheduler.get_num_new_matched_tokens(one, 0)[0] or 0)
+    one.num_computed_tokens = PROMPT
+    if preempted:
+        one.num_preemptions = 1
+        scheduler.get_num_new_matched_tokens(one, 256)
+    scheduler.request_finished(one, [1, 2, 3])
+    stats = scheduler.get_kv_connector_stats()
+    assert (stats.data["blendrag_tokens"]["plain"] if stats else 0) == plain
 
 
 @pytest.mark.parametrize("params", ["text", ["a", "list"], 7.5])
