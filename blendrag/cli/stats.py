@@ -38,12 +38,14 @@ def stats(
     if json:
         print_json(facts)
         return
-    chunks = facts["chunks"]
+    chunks, documents = facts["chunks"], f"{facts['documents']:,}"
+    if chunks["owners"] and not facts["documents"]:  # the folder of a server, or of a vector store
+        documents = f"{chunks['owners']:,} in collections"
     table = Table(show_header=False, box=None)
     for name, value in (
         ("index", shown(facts["path"])),
         ("model", facts["model"]),
-        ("documents", f"{facts['documents']:,}"),
+        ("documents", documents),
         ("chunks", f"{chunks['chunks']:,} ({chunks['tokens']:,} tokens)"),
         ("with stored KV", f"{chunks['ready']:,} ({chunks['bytes'] / 2**20:,.0f} MiB)"),
         ("still to prefill", f"{chunks['pending']:,}"),

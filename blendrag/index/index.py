@@ -192,5 +192,4 @@ class BlendIndex(Answering):
         """Return documents, chunks and bytes; what was counted per tier since the index was made; eviction
         and its forecasts; the documents that were reused most; and what the tiers say now, when the engine
         runs."""
-        facts = self._library.stats()  # a vector store's or a server's folder has no ledger
-        return {"documents": len(self._ledger.sources()) or facts["chunks"]["owners"], **facts}
+        return {"documents": len(self._ledger.sources()), **self._library.stats()}

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from blendrag.errors import StoreError, StoreFullError
 from blendrag.files.lock import IndexLock
+from blendrag.files.sqlite import opened
 from blendrag.store.catalogue import Catalogue
 from blendrag.store.kv_reader import close_all
 from blendrag.store.record import Layout
@@ -163,15 +164,24 @@ def not_mounted(spec: TierSpec) -> bool:
 def no_index(folder: Path | str) -> StoreError:
     """Return the error for a folder that holds no KV, with the name of a similar neighbour."""
     root = Path(folder).expanduser().resolve()
-    if (root / "ledger.sqlite").is_file():
+    if _is_served(root / "ledger.sqlite"):
         return StoreError(
             f"the KV of index {str(folder)!r} is a server's: ask with --server, and look after the KV there"
-            " (/v1/kb); a document goes by the next ingest without it"
+            " (/v1/kb); to delete a document, ingest again without it"
         )
     siblings = [neighbour.name for neighbour in root.parent.glob("*/") if neighbour != root]
     close = difflib.get_close_matches(root.name, siblings, n=1)
     hint = f" (did you mean {close[0]!r}?)" if close else ""
     return StoreError(f"no index at {str(folder)!r}{hint}: ingest something first")
+
+
+def _is_served(ledger: Path) -> bool:
+    """Return whether a ledger says that its documents' KV is a server's, by their fingerprints: an index of
+    ours that has lost its catalogue has a ledger, too."""
+    if ledger.is_file():
+        with contextlib.suppress(StoreError), opened(ledger) as db:
+            return bool(db.execute("SELECT 1 FROM documents WHERE fingerprint LIKE 'served %'").fetchone())
+    return False
 
 
 def _files(folder: Path) -> list[tuple[str, os.stat_result]]:

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -21,6 +22,10 @@ from blendrag.cli.ask import _length
 from blendrag.cli.demo_documents import demo_documents
 from blendrag.cli.options import named_path
 from blendrag.files.lock import IndexLock
+from blendrag.index.ledger import Ledger
+from blendrag.index.loaders import Document
+from blendrag.serving.owners import owner_of
+from blendrag.store.catalogue import Catalogue
 from places import ROOT
 
 Blendrag = Callable[..., Result]
@@ -183,10 +188,12 @@ def test_index_whose_kv_is_a_servers_is_told_from_none(
     blendrag: Blendrag, workdir: Path, words: list[str]
 ) -> None:
     (workdir / "kb").mkdir()
-    (workdir / "kb" / "ledger.sqlite").touch()
-    assert "the KV of index 'kb' is a server's: ask with --server" in complaint(
-        blendrag(*words, "--index", "kb")
-    )
+    with closing(Ledger(workdir / "kb")) as ledger:
+        ledger.record(Document("text", "a"), ["k"], "served chunk_tokens=256")
+        served = complaint(blendrag(*words, "--index", "kb"))
+        ledger.record(Document("text", "a"), ["k"], "chunk_tokens=256")
+    assert "the KV of index 'kb' is a server's: ask with --server" in served
+    assert "no index at 'kb': ingest" in complaint(blendrag(*words, "--index", "kb")), "its catalogue is lost"
 
 
 def test_unknown_setting_is_named(blendrag: Blendrag, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,6 +222,16 @@ def test_question_to_an_empty_index_starts_no_engine(blendrag: Blendrag, made: P
     for arguments in (["ask", "who?"], ["ask", "who?", "--json"], ["ask", "who?", "--explain"], ["ask"]):
         result = blendrag(*arguments, "--model", model_dir)
         assert result.exit_code == 1 and "holds no documents" in complaint(result) and not result.stdout
+
+
+def test_documents_of_collections_are_shown_and_not_asked(
+    blendrag: Blendrag, made: Path, model_dir: Path
+) -> None:
+    """They are a server's, or a vector store's: nothing here retrieves them."""
+    with closing(Catalogue.open(made, None)) as catalogue:
+        catalogue.register(owner_of("hr", "leave"), [("a" * 32, "text", [1, 2, 3])])
+    assert "1 in collections" in blendrag("stats", "--model", model_dir).stdout
+    assert "holds no documents" in complaint(blendrag("ask", "who?", "--model", model_dir))
 
 
 def test_stats_as_json_are_json_only(blendrag: Blendrag, made: Path, model_dir: Path) -> None:
