@@ -87,12 +87,19 @@ def find_source(name: str, sources: Collection[str]) -> str:
     for candidate in (name, os.path.abspath(path), os.path.realpath(path)):
         if candidate in sources:
             return candidate
-    found = [source for source in sources if name in (readable(source), document_of(source))]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise SourceError(f"several collections have {name!r}: {', '.join(sorted(map(readable, found)))}")
+    for called, shown in ((readable, repr), (_escaped, repr), (document_of, readable)):
+        found = [source for source in sources if called(source) == name]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            several = ", ".join(sorted(map(shown, found)))
+            raise SourceError(f"several collections have {name!r}: {several}: name one of them")
     names = [os.path.relpath(source) if os.path.isabs(source) else source for source in sources]
     close = difflib.get_close_matches(name, map(readable, [*names, *sources]), n=1)
     hint = f" (did you mean {close[0]!r}?)" if close else ""
     raise SourceError(f"no document {name!r} in this index{hint}")
+
+
+def _escaped(source: str) -> str:
+    """Return a document's name as it is shown where only the mark in it tells it from another."""
+    return repr(source)[1:-1]

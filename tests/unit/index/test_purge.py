@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -210,7 +211,13 @@ def test_document_of_a_collection_is_found_by_its_name_alone_where_that_is_one_d
     sources = {owner_of("hr", "leave"), owner_of("hr", "travel"), owner_of("it", "travel"), "travel.md"}
     assert find_source("leave", sources) == find_source("hr/leave", sources) == owner_of("hr", "leave")
     assert find_source("it/travel", sources) == owner_of("it", "travel")
-    with pytest.raises(SourceError, match="several collections have 'travel': hr/travel, it/travel"):
+    several = "several collections have 'travel': hr/travel, it/travel: name one of them"
+    with pytest.raises(SourceError, match=several):
         find_source("travel", sources)
+    assert find_source("hr/travel", sources | {owner_of("eu", "hr/travel")}) == owner_of("hr", "travel")
+    alike = {owner_of("a", "b/c"), owner_of("a/b", "c")}
+    with pytest.raises(SourceError, match=re.escape(r"have 'a/b/c': 'a/b\x1fc', 'a\x1fb/c': name")):
+        find_source("a/b/c", alike)
+    assert find_source(r"a\x1fb/c", alike) == owner_of("a", "b/c")
     with pytest.raises(SourceError, match="did you mean 'hr/leave'"):
         find_source("hr/leaf", sources)
