@@ -92,7 +92,7 @@ class DocumentPipeline:
         """Add, replace and remove so that the index mirrors ``items``. Returns keys whose KV can go."""
         items = items if is_single(items) else list(items)
         tops, listed = roots(items), wholes(items)
-        known, kept = self.ledger.wholes(), set[str]()
+        known, kept, unread = self.ledger.wholes(), set[str](), set[str]()
         torn = self.vectors.incomplete(self.ledger.chunk_counts())
         outdated = self.ledger.under(tops) & self.ledger.read_by_older()
         try:
@@ -100,7 +100,7 @@ class DocumentPipeline:
                 if isinstance(loaded, Skipped):
                     report.skipped.append(loaded)
                     if loaded.transient:  # a folder that could not be listed stands for what is in it
-                        kept |= {loaded.source, *self.ledger.under([loaded.source])}
+                        unread.add(loaded.source)
                     continue
                 kept.add(loaded.source)
                 progress.note(f"reading {len(kept)} documents")
@@ -122,7 +122,7 @@ class DocumentPipeline:
         finally:
             orphans = self.chunks.release(LEAVING)
         gone = self.ledger.under(tops) | {source for source, whole in known.items() if whole in listed}
-        for source in sorted(gone - kept):
+        for source in sorted(gone - kept - self.ledger.under(unread)):
             orphans += self.remove(source)
             report.removed += 1
         return orphans

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import threading
@@ -124,20 +123,13 @@ class Ledger:
     def under(self, roots: Iterable[str]) -> set[str]:
         """Return the sources that are one of these files, a part of one, or below one of these folders.
 
-        A link to a folder counts as the folder, so that a file is not there twice, by two paths.
+        Behind a link to a folder there may be documents by its real path, as former versions named them.
         """
-        real = functools.cache(os.path.realpath)
-
-        def paths(name: str) -> set[str]:
-            folder, rest = os.path.split(name)
-            return {name, os.path.join(real(folder), rest)} if os.path.isabs(name) else {name}
-
-        tops = {each for root in roots for each in (root, os.path.realpath(root))}
-        folders = tuple(root.rstrip(os.sep) + os.sep for root in tops)
+        tops = set(roots)
+        paths = tops | {os.path.realpath(root) for root in tops if os.path.isdir(root)}
+        folders = tuple(path.rstrip(os.sep) + os.sep for path in paths)
         return {
-            source
-            for source, whole in self.wholes().items()
-            if paths(whole) & tops or any(path.startswith(folders) for path in paths(source))
+            source for source, whole in self.wholes().items() if whole in tops or source.startswith(folders)
         }
 
     def close(self) -> None:

@@ -322,17 +322,34 @@ def test_link_that_is_switched_names_the_same_documents(
     assert report.changed == 1 and "both" not in computed
 
 
-@pytest.mark.parametrize("order", [("current", "first"), ("first", "current")])
-@pytest.mark.parametrize("name", [".", "a.txt"])
-def test_document_is_there_once_by_whichever_path_it_is_named(
-    index: Index, releases: Path, order: tuple[str, str], name: str
+def test_documents_by_the_real_path_of_a_folder_give_way_to_those_by_the_link(
+    index: Index, releases: Path
 ) -> None:
-    count = 2 if name == "." else 1
-    for folder in order:
-        report, computed = index.take(releases / folder / name)
-        assert {Path(source).parent.name for source in index.texts()} == {folder}
-        assert report.added == len(index.texts()) == count
-    assert report.removed == count and computed == []
+    index.take(releases / "first")
+    report, computed = index.take(releases / "current")
+    assert {Path(source).parent.name for source in index.texts()} == {"current"}
+    assert (report.added, report.removed, computed) == (2, 2, [])
+
+
+def test_documents_that_are_not_below_what_is_ingested_stay(index: Index, releases: Path) -> None:
+    """Though they are behind a link into it: it may be hidden there, or have another name."""
+    (releases / "first" / ".hidden").mkdir()
+    (releases / "first" / ".hidden" / "b.txt").write_text("hidden")
+    (releases / "links").mkdir()
+    (releases / "links" / "a.txt").symlink_to(releases / "first" / "a.txt")
+    (releases / "links" / "hidden").symlink_to(releases / "first" / ".hidden")
+    targets = [
+        releases / "links" / "hidden",
+        releases / "links",
+        releases / "first",
+        releases / "links" / "a.txt",
+    ]
+    for target in targets:
+        index.take(target)
+    assert len(index.texts()) == 4
+    for target in targets:
+        report, _ = index.take(target)
+        assert (report.added, report.changed, report.removed) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("lost", [["a"], ["a", "b"]])
