@@ -16,6 +16,7 @@ from rich.rule import Rule
 from typer.core import TyperGroup
 
 from blendrag.errors import BlendragError, needs
+from blendrag.files.paths import absolute
 from blendrag.progress import Progress, progress_bar
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ def shown(source: str) -> str:
     from blendrag.serving.owners import readable
 
     try:
-        return str(Path(source).relative_to(Path.cwd()))
+        return str(Path(source).relative_to(absolute(".")))
     except ValueError:
         return readable(source)
 

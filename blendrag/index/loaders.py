@@ -7,6 +7,7 @@ cannot be used is reported as Skipped, and the walk goes on.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
 import os
@@ -19,6 +20,7 @@ from typing import Any
 import xxhash
 
 from blendrag.errors import SourceError
+from blendrag.files.paths import absolute
 from blendrag.index.formats import HEAD_BYTES, READERS, Reader, find_reader, read, read_text
 from blendrag.index.text import Unusable
 from blendrag.text import encodable
@@ -125,8 +127,11 @@ def _resolve(item: Item) -> Path | Document:
         raise SourceError(f"cannot ingest a {type(item).__name__}: give {kinds}")
     path = os.path.expanduser(item)
     if os.path.lexists(path):
-        named, real = os.path.abspath(path), os.path.realpath(path)
-        return Path(named if os.path.realpath(named) == real else real)  # ".." behind a link leads elsewhere
+        with contextlib.suppress(FileNotFoundError):  # "." in a working folder that was deleted
+            named, real = absolute(path), os.path.realpath(path)
+            return Path(
+                named if os.path.realpath(named) == real else real
+            )  # ".." behind a link leads elsewhere
     if isinstance(item, str) and _is_prose(item):
         return _resolve(Document(item))
     hint = _near(Path(path)) or ("; a text is given as Document(text=...)" if isinstance(item, str) else "")

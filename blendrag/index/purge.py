@@ -11,6 +11,7 @@ from typing import Any
 
 from blendrag.errors import SourceError, StoreError
 from blendrag.files import sqlite
+from blendrag.files.paths import absolute
 from blendrag.index.ingest import DocumentPipeline
 from blendrag.serving.library import Library
 from blendrag.serving.owners import document_of, readable
@@ -84,7 +85,7 @@ def find_source(name: str, sources: Collection[str]) -> str:
     """Return the document that is called so, with or without its collection, or whose path this is from here.
     Raises SourceError."""
     path = os.path.expanduser(name)
-    for candidate in (name, os.path.abspath(path), os.path.realpath(path)):
+    for candidate in (name, absolute(path), os.path.realpath(path)):
         if candidate in sources:
             return candidate
     for called, shown in ((readable, repr), (_escaped, repr), (document_of, readable)):
@@ -94,6 +95,10 @@ def find_source(name: str, sources: Collection[str]) -> str:
         if found:
             several = ", ".join(sorted(map(shown, found)))
             raise SourceError(f"several collections have {name!r}: {several}: name one of them")
+    real = os.path.realpath(path)
+    same = [source for source in sources if os.path.isabs(source) and os.path.realpath(source) == real]
+    if len(same) == 1:
+        return same[0]
     names = [os.path.relpath(source) if os.path.isabs(source) else source for source in sources]
     close = difflib.get_close_matches(name, map(readable, [*names, *sources]), n=1)
     hint = f" (did you mean {close[0]!r}?)" if close else ""

@@ -180,8 +180,21 @@ def test_relative_path_in_a_folder_that_was_deleted_is_a_user_error(
 ) -> None:
     monkeypatch.chdir(folder)
     folder.rmdir()
-    with pytest.raises(SourceError, match="no such file or folder: 'a'"):
-        load_sources(Path("a"))
+    for name in ("a", "."):
+        with pytest.raises(SourceError, match=f"no such file or folder: '{name}'"):
+            load_sources(Path(name))
+
+
+def test_working_folder_is_named_as_the_shell_does(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "real").mkdir()
+    (folder / "real" / "a.txt").write_text("text")
+    (folder / "link").symlink_to("real")
+    monkeypatch.chdir(folder / "link")
+    for shell, name in (("link", "link"), ("", "real")):  # an old PWD counts for nothing
+        monkeypatch.setenv("PWD", str(folder / shell))
+        for path in (".", "./a.txt"):
+            (document,) = documents(list(load_sources(path)))
+            assert document.source == str(folder / name / "a.txt")
 
 
 def test_index_inside_the_folder_is_not_ingested(folder: Path) -> None:

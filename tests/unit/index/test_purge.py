@@ -197,12 +197,19 @@ def test_unknown_document_is_corrected(wrong: str, right: str) -> None:
 
 
 def test_file_is_found_by_its_path_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "handbook").mkdir()
     monkeypatch.chdir(tmp_path)
     sources = {str(tmp_path / "handbook" / "a.md"), "b"}
     assert find_source("handbook/a.md", sources) == find_source("./handbook/../handbook/a.md", sources)
     assert find_source("b", sources) == "b"
     (tmp_path / "link").symlink_to("handbook")
     assert find_source("link/a.md", sources) == find_source("handbook/a.md", sources)
+    by_link = str(tmp_path / "link" / "a.md")
+    for path in ("link/a.md", str(tmp_path / "handbook" / "a.md")):
+        assert find_source(path, {by_link, "b"}) == by_link
+    monkeypatch.chdir(tmp_path / "link")
+    assert find_source("a.md", {by_link, "b"}) == by_link
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(SourceError, match=r"did you mean 'handbook/a\.md'"):
         find_source("handbok/a.md", sources)
 
