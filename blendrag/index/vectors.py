@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import json
 import os
 import struct
-import weakref
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -63,7 +63,7 @@ class VectorStore:
             self._client = chromadb.PersistentClient(
                 str(folder), settings=chromadb.Settings(anonymized_telemetry=False)
             )
-            _keep_in_forks(self._client)
+            _leave_to_parent()
             self._collection = self._client.get_or_create_collection(
                 _COLLECTION,
                 metadata={"embedder": embedder.name},  # kept from the first time
@@ -73,7 +73,8 @@ class VectorStore:
         except (OSError, ValueError, chromadb.errors.ChromaError) as error:
             self.close()
             # Chroma keeps what it could not start, and would fail with an AttributeError the next time.
-            SharedSystemClient._identifier_to_system.pop(str(folder), None)
+            if not getattr(SharedSystemClient, "_identifier_to_refcount", {}).get(str(folder)):
+                SharedSystemClient._identifier_to_system.pop(str(folder), None)
             raise StoreError(f"cannot open the vector store {str(folder)!r}: {error}; {_ANEW}") from error
         made_with = (self._rows.metadata or {}).get("embedder")
         if made_with != embedder.name:
@@ -175,7 +176,7 @@ class VectorStore:
         return sorted(found, key=lambda row: (row.source, row.ordinal))
 
     def incomplete(self, expected: Mapping[str, int]) -> set[str]:
-        """Return the sources that have fewer rows than expected: files may be lost, or a copy taken back."""
+        """Return the sources that have fewer rows than expected, where the number of all is another, too."""
         if self._count() == sum(expected.values()):
             return set()
         with self._failures():
@@ -228,16 +229,18 @@ class VectorStore:
             raise StoreError(f"the vector store failed: {error}; {_ANEW}") from error
 
 
-def _keep_in_forks(client: Any) -> None:
-    """Have forks of this process never free Chroma's client. They would wait for threads that a fork has not,
-    when they end at the latest."""
-    held = weakref.ref(client)
+@functools.cache
+def _leave_to_parent() -> None:
+    """Have forks of this process neither use nor free what Chroma has started. They would wait for threads
+    that a fork has not."""
+    from chromadb.api.shared_system_client import SharedSystemClient
 
-    def keep() -> None:
-        if (client := held()) is not None:
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(client))
+    def leave() -> None:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(SharedSystemClient._identifier_to_system))
+        SharedSystemClient._identifier_to_system = {}
+        SharedSystemClient._identifier_to_refcount = {}
 
-    os.register_at_fork(after_in_child=keep)
+    os.register_at_fork(after_in_child=leave)
 
 
 def _clear_unused(header: Path) -> None:

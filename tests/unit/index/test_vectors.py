@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest.mock import Mock
 
 import pytest
 
@@ -213,6 +214,8 @@ def test_fork_of_its_process_is_told_so_and_does_not_wait(store: VectorStore) ->
             store.search("0", 3)
         except EngineError as error:
             told = "not to its fork" in str(error)
+            with closing(VectorStore(store._folder.parent, Compass())) as opened:  # after forking
+                told &= len(opened.search("0", 3)) == 1
         finally:
             store.close()
             os._exit(not told)
@@ -233,6 +236,18 @@ def test_fork_that_ends_does_not_wait_either(tmp_path: Path) -> None:
     )
     command = [sys.executable, "-c", code, str(tmp_path)]
     subprocess.run(command, check=True, cwd=Path(__file__).parent, timeout=60)
+
+
+def test_store_stays_open_where_another_of_its_folder_cannot_be_opened(
+    store: VectorStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.put("a", [("a", "10")])
+    with monkeypatch.context() as patch:
+        patch.setattr("chromadb.api.client.Client.get_or_create_collection", Mock(side_effect=ValueError))
+        with pytest.raises(StoreError):
+            VectorStore(store._folder.parent, Compass())
+    with closing(VectorStore(store._folder.parent, Compass())) as other:
+        assert other._client._server is store._client._server
 
 
 def test_sources_that_have_lost_rows_are_named(store: VectorStore) -> None:
