@@ -65,6 +65,8 @@ def main() -> None:
     except OSError as error:  # such as a full disk behind standard output, or a name that is too long
         with contextlib.suppress(OSError):
             say(f"error: {error}")
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
         with open(os.devnull, "w") as nowhere:
             os.dup2(nowhere.fileno(), 1)  # what is left to be printed would fail again
         sys.exit(1)

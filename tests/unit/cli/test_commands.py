@@ -144,6 +144,16 @@ def test_name_that_is_too_long_is_one_line(workdir: Path) -> None:
     assert done.returncode == 1 and done.stderr.count("\n") == 1 and "File name too long" in done.stderr
 
 
+def test_what_was_printed_before_an_error_of_the_system_is_not_lost() -> None:
+    code = (
+        "from unittest.mock import patch; from blendrag.cli import app\n"
+        "def failing(): print('half'); raise OSError('other')\n"
+        "with patch.object(app, 'app', failing): app.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "half\n", "error: other\n")
+
+
 @pytest.mark.parametrize("arguments", [["ingest", ""], ["ask", "?", "--html", ""], ["demo", "--folder", " "]])
 def test_blank_path_is_refused_and_does_not_stand_for_the_working_folder(
     blendrag: Blendrag, workdir: Path, arguments: list[str]
