@@ -31,13 +31,21 @@ ProblemKind = Literal["damaged", "missing", "orphan", "half-written", "stranger"
 _LISTED = 1000
 _AT_ONCE = 4 << 20  # bytes in memory
 
+# Of Chroma: the rows of our collection, and the files of its vectors.
+_ROWS = (
+    "SELECT COUNT(*) FROM embeddings JOIN segments ON segments.id = segment_id"
+    " JOIN collections ON collections.id = collection WHERE name = 'chunks'"
+)
+_HNSW = {"header.bin", "data_level0.bin", "length.bin", "link_lists.bin"}
+_HEADER_BYTES = 100
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:
     """A problem that was found. damaged: the record's bytes are not those that were written. missing: the
     catalogue says a record is there, and it is not. orphan: a record is there, and the catalogue does not
     want it. half-written: a process died writing it. stranger: not a file of the store. database: an SQLite
-    file itself is damaged. vectors: rows of documents are not in the vector store, so none is found."""
+    file itself is damaged. vectors: rows or files are not in the vector store, so none is found."""
 
     kind: ProblemKind
     name: str
@@ -126,11 +134,15 @@ class Verifier:
         return report
 
     def _vectors(self) -> None:
-        """Compare the number of rows in the vector store with that of the documents' chunks."""
+        """Compare the number of rows in the vector store with that of the chunks, and look for its files."""
         ledger, chroma = (self._index.root / name for name in DATABASES[1:])
         chunks = _number(ledger, "SELECT SUM(json_array_length(chunk_keys)) FROM documents")
-        if (rows := _number(chroma, "SELECT COUNT(*) FROM embeddings")) < chunks:
+        if (rows := _number(chroma, _ROWS)) < chunks:
             self._add("vectors", "chroma", f"{rows:,} of {chunks:,} rows: the next ingest writes the others")
+        for folder in sorted({path.parent for path in chroma.parent.glob("*/*")}):
+            sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
+            if not sizes.keys() >= _HNSW or sizes["header.bin"] < _HEADER_BYTES:
+                self._add("vectors", f"chroma/{folder.name}", "files are lost: remove chroma, ingest again")
 
     def _rest(self, folder: RecordFolder) -> None:
         """Look at the files that are no records."""

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +21,7 @@ from blendrag.errors import StoreError, StoreInUseError
 from blendrag.files.lock import IndexLock
 from blendrag.index.ledger import Ledger
 from blendrag.index.loaders import Document
+from blendrag.index.vectors import VectorStore
 from blendrag.store.catalogue import Catalogue
 from blendrag.store.maintenance import verify
 from blendrag.store.maintenance.closed_index import closed_index
@@ -201,15 +204,32 @@ def test_damage_of_any_database_is_found(name: str, root: Path) -> None:
 def test_rows_that_are_not_in_the_vector_store_are_said(root: Path) -> None:
     with closing(Ledger(root)) as ledger:
         ledger.record(Document("text", "a"), [A.key, B.key], "f")
-    for statement in ("CREATE TABLE embeddings (id)", "INSERT INTO embeddings VALUES (1)"):
+    tables = "CREATE TABLE embeddings (segment_id); CREATE TABLE segments (id, collection);"
+    tables += " CREATE TABLE collections (id, name); INSERT INTO segments VALUES (1, 1), (2, 2);"
+    tables += " INSERT INTO collections VALUES (1, 'chunks'), (2, 'of another program')"
+    for statement in (tables, "INSERT INTO embeddings VALUES (2), (2)"):
         report = verified(root)
         assert found(report) == {"vectors": ["chroma"]} and "0 of 2 rows" in report.problems[0].detail
         (root / "chroma").mkdir(exist_ok=True)
-        with closing(sqlite3.connect(root / "chroma" / "chroma.sqlite3")) as db, db:
-            db.execute(statement)
+        with closing(sqlite3.connect(root / "chroma" / "chroma.sqlite3")) as db:
+            db.executescript(statement)
+            db.commit()
+    assert found(verified(root)) == {"vectors": ["chroma"]}
     with closing(sqlite3.connect(root / "chroma" / "chroma.sqlite3")) as db, db:
-        db.execute("INSERT INTO embeddings VALUES (2)")
+        db.execute("INSERT INTO embeddings VALUES (1), (1)")
     assert verified(root).problems == []
+
+
+def test_files_of_vectors_that_are_lost_or_cut_off_are_said(root: Path) -> None:
+    embedder: Any = SimpleNamespace(name="stub", embed=lambda texts: [[1.0, 0.0] for _ in texts])
+    with closing(VectorStore(root, embedder)) as store:
+        store.put("a", [("k", "10")])
+    (header,) = root.glob("chroma/*/header.bin")
+    assert verified(root).problems == []
+    os.truncate(header, 10)
+    assert found(verified(root)) == {"vectors": [f"chroma/{header.parent.name}"]}
+    header.unlink()
+    assert found(verified(root)) == {"vectors": [f"chroma/{header.parent.name}"]}
 
 
 def test_empty_file_is_no_catalogue(tmp_path: Path) -> None:
