@@ -150,7 +150,9 @@ def test_what_was_printed_before_an_error_of_the_system_is_not_lost() -> None:
         "def failing(): print('half'); raise OSError('other')\n"
         "with patch.object(app, 'app', failing): app.main()"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    buffered = os.environ | {"PYTHONUNBUFFERED": ""}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=buffered, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (1, "half\n", "error: other\n")
 
 
