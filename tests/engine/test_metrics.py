@@ -140,6 +140,7 @@ def test_report_of_a_request_that_has_ended_is_dropped(bench: Bench) -> None:
         num_prompt_tokens=len(prompt.token_ids),
         num_computed_tokens=len(prompt.token_ids),
         cache_salt="salt",
+        num_preemptions=0,
     )
     tokens, _ = connector.get_num_new_matched_tokens(request, 0)
     connector.update_state_after_alloc(request, SimpleNamespace(get_block_ids=lambda: [[0]]), tokens or 0)

@@ -49,7 +49,8 @@ def missing() -> list[str]:
         RequestOutput: "outputs finished kv_transfer_params",
         CompletionOutput: "text token_ids finish_reason logprobs",
         Request: (
-            "request_id kv_transfer_params cache_salt num_prompt_tokens num_computed_tokens all_token_ids"
+            "request_id kv_transfer_params cache_salt num_prompt_tokens num_computed_tokens num_preemptions"
+            " all_token_ids"
         ),
         SchedulerOutput: ("num_scheduled_tokens finished_req_ids preempted_req_ids scheduled_cached_reqs"),
         connector.CachedRequestData: "req_ids resumed_req_ids new_block_ids",

@@ -53,6 +53,7 @@ def test_connector_among_others_is_bound_to_its_model(
         num_prompt_tokens=64,
         num_tokens=64,
         num_computed_tokens=0,
+        num_preemptions=0,
         prompt_token_ids=list(range(64)),
         mm_features=[],
     )

@@ -81,7 +81,7 @@ def test_attribute_that_only_instances_have_is_found_out_at_the_check(
     class Request:
         def __init__(self, cache_salt: str) -> None:
             self.request_id, self.kv_transfer_params, self.num_prompt_tokens = "", {}, 0
-            self.all_token_ids: list[int] = []
+            self.all_token_ids, self.num_preemptions = list[int](), 0
 
     monkeypatch.setattr(required, "Request", Request)
     with pytest.raises(MissingDependencyError, match=r"\(\S*Request\.num_computed_tokens\): it needs"):

@@ -104,6 +104,7 @@ def request_of(params: Any, salt: str | None = "salt") -> Any:
         cache_salt=salt,
         num_prompt_tokens=64,
         num_computed_tokens=0,
+        num_preemptions=0,
         all_token_ids=[0] * 64,
     )
 
