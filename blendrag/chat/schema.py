@@ -17,10 +17,11 @@ _TOKENS_PER_LEVEL = 32
 _MAX_LEVELS = 8
 _LONGEST_TOKENS = 1 << 17
 _DECIDED = ("enum", "const", "pattern")
+_CLOCK = r"^[^.]*(\.[0-9]{1,6}([^0-9].*)?)?$"
 _DIGITS = {  # of formats that allow any number of them
-    "date-time": r"^[^.]*(\.[0-9]{1,6}([^0-9].*)?)?$",
+    "date-time": _CLOCK,
     "duration": r"^([A-Z]+[0-9]{1,6})+[A-Z]$",
-    "time": r"^[^.]*(\.[0-9]{1,6}([^0-9].*)?)?$",
+    "time": _CLOCK,
 }
 _BOUNDED = frozenset({"date", "ipv4", "ipv6", "uuid"})  # formats
 _FRACTION = 1e-10  # the smallest that grammars know

@@ -45,19 +45,11 @@ def ask(
     ] = False,
     trace: Annotated[
         Path | None,
-        typer.Option(
-            help="Write what was loaded and computed when, for chrome://tracing.",
-            parser=options.named_path,
-            metavar="FILE",
-        ),
+        options.path_option("Write what was loaded and computed when, for chrome://tracing."),
     ] = None,
     html: Annotated[
         Path | None,
-        typer.Option(
-            help="Write the prompt as a strip: what is reused, repaired, computed.",
-            parser=options.named_path,
-            metavar="FILE",
-        ),
+        options.path_option("Write the prompt as a strip: what is reused, repaired, computed."),
     ] = None,
     json: options.Json = False,
     **blending: Any,

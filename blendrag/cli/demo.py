@@ -7,7 +7,6 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from rich.console import Console
 from rich.text import Text
 
@@ -38,11 +37,8 @@ _ROUNDS = 2
 def demo(
     folder: Annotated[
         Path | None,
-        typer.Option(
-            "--folder",
-            help="Folder of the demo's index, kept for the next time.",
-            parser=options.named_path,
-            metavar="PATH",
+        options.path_option(
+            "Folder of the demo's index, kept for the next time.", "--folder", metavar="PATH"
         ),
     ] = None,
     model: options.Model = None,

@@ -8,18 +8,11 @@ from typing import Annotated
 import typer
 
 from blendrag.cli.console import measured
-from blendrag.cli.options import Json, Model, Paste, Plot, Ratios, Seed, named_path
+from blendrag.cli.options import Json, Model, Paste, Plot, Ratios, Seed, path_option
 
 
 def evaluate(
-    data: Annotated[
-        Path,
-        typer.Option(
-            help="File of questions with answers and documents; may be gzipped.",
-            parser=named_path,
-            metavar="FILE",
-        ),
-    ],
+    data: Annotated[Path, path_option("File of questions with answers and documents; may be gzipped.")],
     format: Annotated[
         str,
         typer.Option("--format", "-f", help="How FILE is written: musique, hotpot, squad, kv:8, ..."),
@@ -47,12 +40,7 @@ def evaluate(
     ] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest free answer, in tokens.")] = 24,
     rows: Annotated[
-        Path | None,
-        typer.Option(
-            help="Keep every answer here: the same command goes on from it.",
-            parser=named_path,
-            metavar="FILE",
-        ),
+        Path | None, path_option("Keep every answer here: the same command goes on from it.")
     ] = None,
     plot: Plot = None,
     json: Json = False,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from blendrag.cli.console import interruptible, print_json, say
-from blendrag.cli.options import Json, named_path
+from blendrag.cli.options import Json, path_option
 
 if TYPE_CHECKING:
     from blendrag.lab.eviction.fit_hazard import Learned
@@ -20,11 +20,9 @@ if TYPE_CHECKING:
 def fit(
     data: Annotated[
         Path | None,
-        typer.Option(
-            help='Conversations, a JSON object per line: {"id", "turns": [{"role", "text"}, ...]}; gzipped or'
-            " not. Else the log of your own traffic.",
-            parser=named_path,
-            metavar="FILE",
+        path_option(
+            'Conversations, a JSON object per line: {"id", "turns": [{"role", "text"}, ...]}; gzipped or'
+            " not. Else the log of your own traffic."
         ),
     ] = None,
     embedder: Annotated[

@@ -33,11 +33,7 @@ def ingest(
     model: options.Model = None,
     questions: Annotated[
         Path | None,
-        typer.Option(
-            help="Questions, one a line, whose exact prefixes are kept on disk.",
-            parser=options.named_path,
-            metavar="FILE",
-        ),
+        options.path_option("Questions, one a line, whose exact prefixes are kept on disk."),
     ] = None,
     server: options.Servers = None,
     api_key: options.ApiKey = None,

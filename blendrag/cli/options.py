@@ -45,11 +45,13 @@ def named_path(name: str | Path) -> Path:
     return Path(name)
 
 
+def path_option(help: str, *flags: str, metavar: str = "FILE", **more: Any) -> Any:
+    """Return an option that names a file or a folder."""
+    return typer.Option(*flags, help=help, parser=named_path, metavar=metavar, **more)
+
+
 Index = Annotated[
-    Path,
-    typer.Option(
-        "--index", "-i", help="Folder of the index.", parser=named_path, metavar="PATH", show_default=True
-    ),
+    Path, path_option("Folder of the index.", "--index", "-i", metavar="PATH", show_default=True)
 ]
 Model = Annotated[
     str | None,
@@ -80,16 +82,8 @@ ApiKey = Annotated[
 ]
 
 # Of what measures
-Plot = Annotated[
-    Path | None,
-    typer.Option(help="Draw the results: .png, .svg or .pdf.", parser=named_path, metavar="FILE"),
-]
-Paste = Annotated[
-    Path | None,
-    typer.Option(
-        help="Put the tables between their markers in a Markdown page.", parser=named_path, metavar="FILE"
-    ),
-]
+Plot = Annotated[Path | None, path_option("Draw the results: .png, .svg or .pdf.")]
+Paste = Annotated[Path | None, path_option("Put the tables between their markers in a Markdown page.")]
 Ratios = Annotated[
     str | None, typer.Option(help="Recompute ratios, with commas between them.", metavar="A,B,...")
 ]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from blendrag.cli.console import err, say
-from blendrag.cli.options import named_path
+from blendrag.cli.options import path_option
 from blendrag.server import LIMITS, Limits
 
 if TYPE_CHECKING:
@@ -34,22 +34,13 @@ def serve(
     ] = None,
     index: Annotated[
         Path | None,
-        typer.Option(
-            "--index",
-            "-i",
-            help="Folder of an index, or of KV alone; by default one per model.",
-            parser=named_path,
-            metavar="PATH",
+        path_option(
+            "Folder of an index, or of KV alone; by default one per model.", "--index", "-i", metavar="PATH"
         ),
     ] = None,
     keys: Annotated[
         Path | None,
-        typer.Option(
-            "--keys",
-            help="File of the clients' keys; without one, everybody may do everything.",
-            parser=named_path,
-            metavar="PATH",
-        ),
+        path_option("File of the clients' keys; without one, everybody may do everything.", "--keys"),
     ] = None,
     max_body_mib: Annotated[int, typer.Option(min=1, help="Most MiB in a request's body.")] = LIMITS.body_mib,
     max_items: Annotated[

@@ -129,9 +129,8 @@ def _resolve(item: Item) -> Path | Document:
     if os.path.lexists(path):
         with contextlib.suppress(FileNotFoundError):  # "." in a working folder that was deleted
             named, real = absolute(path), os.path.realpath(path)
-            return Path(
-                named if os.path.realpath(named) == real else real
-            )  # ".." behind a link leads elsewhere
+            same = os.path.realpath(named) == real  # ".." behind a link leads elsewhere
+            return Path(named if same else real)
     if isinstance(item, str) and _is_prose(item):
         return _resolve(Document(item))
     hint = _near(Path(path)) or ("; a text is given as Document(text=...)" if isinstance(item, str) else "")

@@ -88,7 +88,7 @@ def find_source(name: str, sources: Collection[str]) -> str:
     for candidate in (name, absolute(path), os.path.realpath(path)):
         if candidate in sources:
             return candidate
-    for called, shown in ((readable, repr), (_escaped, repr), (document_of, readable)):
+    for called, shown in ((readable, repr), (document_of, readable)):
         found = [source for source in sources if called(source) == name]
         if len(found) == 1:
             return found[0]
@@ -103,8 +103,3 @@ def find_source(name: str, sources: Collection[str]) -> str:
     close = difflib.get_close_matches(name, map(readable, [*names, *sources]), n=1)
     hint = f" (did you mean {close[0]!r}?)" if close else ""
     raise SourceError(f"no document {name!r} in this index{hint}")
-
-
-def _escaped(source: str) -> str:
-    """Return a document's name as it is shown where only the mark in it tells it from another."""
-    return repr(source)[1:-1]

@@ -33,7 +33,7 @@ class TestChatBlend(ChatModelIntegrationTests):
 
     @pytest.fixture(autouse=True)
     def short_unless_of_some_form(self, request: pytest.FixtureRequest) -> None:
-        """What has no end of its own goes on until it is cut off."""
+        """Free answers are short: a model this small goes on until it is cut off."""
         if not re.search("structured|tool|json", request.node.name):
             self._max_tokens = 24
 
