@@ -72,7 +72,11 @@ CREATE TABLE documents (
 ) STRICT;
 INSERT INTO documents VALUES ('doc', 'h', 'chunk_tokens=512 chunk_overlap=0', '["{KEY}"]', 4, 1.0);
 """
-VECTORS = "CREATE TABLE embeddings (id INTEGER); INSERT INTO embeddings VALUES (1)"
+VECTORS = """
+    CREATE TABLE collections (id, name); INSERT INTO collections VALUES (1, 'chunks');
+    CREATE TABLE segments (id, collection); INSERT INTO segments VALUES (1, 1);
+    CREATE TABLE embeddings (segment_id); INSERT INTO embeddings VALUES (1);
+"""
 HEAD = (
     f'{{"__metadata__":{{"key":"{KEY}","identity":"787eb6569e63d00925f16f0048c51e9c","codec":"raw",'
     '"ids":"6bbf7429332bea48","rows":"b8a3fc8de98d13d0abfc7d9bbf329997"},'
