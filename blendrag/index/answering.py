@@ -1,19 +1,27 @@
-"""Questions to an index, whoever computes the answers."""
+"""Documents into an index, and questions to it, whoever computes the answers."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Self, Unpack
 
 from blendrag.chat.answer import Answer, Piece
 from blendrag.chat.interface import ChatModel
 from blendrag.chat.request import ChatRequest, RequestOptions, Source, check_names
+from blendrag.embedder import Embedder
 from blendrag.errors import ConfigError, EmptyIndexError, PromptTooLongError
+from blendrag.index.ingest import DocumentPipeline, IngestReport
+from blendrag.index.ledger import Ledger
+from blendrag.index.loaders import Item
 from blendrag.index.vectors import VectorStore
+from blendrag.models import resolve_embedder
+from blendrag.progress import Progress, progress_bar
 from blendrag.prompt import Messages
 from blendrag.settings import Settings
 
@@ -54,9 +62,12 @@ class Answering(ABC):
     """An index that can be asked. A prompt is a question (a string), answered from the documents most like
     it; or messages, ``{"role": ..., "content": ...}``, in which ingested texts are recognised by content."""
 
-    settings: Settings
     _chat: ChatModel
-    _vectors: VectorStore
+
+    def __init__(self, root: Path, settings: Settings) -> None:
+        self.root, self.settings = root, settings
+        embedder = Embedder(resolve_embedder(settings.embedder), name=settings.embedder)
+        self._ledger, self._vectors = Ledger(root), VectorStore(root, embedder)
 
     def __enter__(self) -> Self:
         return self
@@ -64,9 +75,40 @@ class Answering(ABC):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @abstractmethod
     def close(self) -> None:
         """Close the folder, and give back what is held. Safe to call twice."""
+        self._ledger.close()
+        self._vectors.close()
+
+    def stats(self) -> dict[str, Any]:
+        """Return how many documents there are."""
+        return {"documents": len(self._ledger.sources())}
+
+    # -- documents ----------------------------------------------------------------------------------------
+
+    def ingest(self, items: Item | Iterable[Item], *, progress: bool | None = None) -> IngestReport:
+        """Make the index hold ``items``: paths, folders, texts, or documents.
+
+        Unchanged documents are skipped, changed ones replaced. Removed is what a given folder has no more,
+        and what a list of documents has no more of a source that it names. May be interrupted and repeated.
+        ``progress``: show a bar; None: if someone is watching.
+        Raises SourceError for a wrong path, StoreFullError when the disk is full.
+        """
+        begin, report = time.perf_counter(), IngestReport()
+        with progress_bar(progress) as bar:
+            self._keep(self._pipeline().take(items, report, bar), report, bar)
+        report.total_s = time.perf_counter() - begin
+        return report
+
+    @abstractmethod
+    def _pipeline(self) -> DocumentPipeline:
+        """Return what takes documents into this index."""
+
+    @abstractmethod
+    def _keep(self, orphans: list[str], report: IngestReport, bar: Progress) -> None:
+        """Have the KV of exactly the documents that the index holds now. orphans: keys whose KV can go."""
+
+    # -- questions ----------------------------------------------------------------------------------------
 
     def retrieve(self, question: str, similarity_top_k: int | None = None) -> list[Source]:
         """Return the chunks most like the question, best first. Raises EmptyIndexError for no documents."""

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from blendrag.chat.chat import Chat
 from blendrag.chat.request import ChatRequest, Source
-from blendrag.embedder import Embedder
 from blendrag.engine.client.requirement import require_vllm
 from blendrag.errors import ConfigError, EmptyIndexError
 from blendrag.index.answering import Answering, history_and_question
-from blendrag.index.ingest import LEAVING, Chunking, DocumentPipeline, IngestReport
-from blendrag.index.ledger import Ledger
-from blendrag.index.loaders import Item
+from blendrag.index.ingest import LEAVING, DocumentPipeline, IngestReport
 from blendrag.index.split import Splitter
-from blendrag.index.vectors import VectorStore
-from blendrag.models import resolve_embedder
-from blendrag.progress import Progress, progress_bar
+from blendrag.progress import Progress
 from blendrag.prompt import DocumentNote, KnownText, assemble, encode_document
 from blendrag.settings import Settings
 from blendrag.text import encodable
@@ -39,12 +33,9 @@ class BlendIndex(Answering):
     def __init__(self, root: Path, settings: Settings) -> None:
         from blendrag.serving.library import Library
 
-        self.root, self.settings = root, settings
         self._library = Library(root, settings)
         try:
-            embedder = Embedder(resolve_embedder(settings.embedder), name=settings.embedder)
-            self._ledger = Ledger(root)
-            self._vectors = VectorStore(root, embedder)
+            super().__init__(root, settings)
             self._library.catalogue.release(LEAVING)  # of an ingest that was killed
         except BaseException:
             self._library.close()
@@ -82,31 +73,13 @@ class BlendIndex(Answering):
     def close(self) -> None:
         """Finish background repairs, give the engine back, release the folder. Safe to call twice."""
         self._library.close()
-        self._ledger.close()
-        self._vectors.close()
+        super().close()
 
     def start(self, progress: Progress | None = None) -> RunningEngine:
         """Start the engine if it is not running, so that no question waits for that, and return it."""
         return self._library.start(progress)
 
     # -- documents ----------------------------------------------------------------------------------------
-
-    def ingest(self, items: Item | Iterable[Item], *, progress: bool | None = None) -> IngestReport:
-        """Make the index hold ``items``: paths, folders, texts, or documents.
-
-        Unchanged documents are skipped, changed ones replaced. Removed is what a given folder has no more,
-        and what a list of documents has no more of a source that it names. May be interrupted and repeated.
-        ``progress``: show a bar; None: if someone is watching.
-        Raises SourceError for a wrong path, StoreFullError when the disk is full.
-        """
-        begin = time.perf_counter()
-        report = IngestReport()
-        with progress_bar(progress) as bar:
-            orphans = self._pipeline().take(items, report, bar)
-            self._library.texts.drop(orphans)
-            self._library.texts.prefill(report, bar)
-        report.total_s = time.perf_counter() - begin
-        return report
 
     def delete(self, source: str) -> None:
         """Take a document out of the index. Raises EmptyIndexError if it is not in it."""
@@ -126,18 +99,20 @@ class BlendIndex(Answering):
         return purge(encodable(source), self._library, self._pipeline())
 
     def _pipeline(self) -> DocumentPipeline:
-        s = self.settings
+        s, library = self.settings, self._library
+        splitter = Splitter(self.tokenizer, chunk_tokens=s.chunk_tokens, overlap=s.chunk_overlap)
         return DocumentPipeline(
             self.root,
             " ".join(f"{name}={getattr(s, name)}" for name in _OF_CHUNKS),
-            Chunking(
-                Splitter(self.tokenizer, chunk_tokens=s.chunk_tokens, overlap=s.chunk_overlap),
-                self._library.contexts,
-                self._library.catalogue,
-            ),
+            lambda text: library.contexts.document(splitter.split(text)),
             self._ledger,
             self._vectors,
+            library.catalogue,
         )
+
+    def _keep(self, orphans: list[str], report: IngestReport, bar: Progress) -> None:
+        self._library.texts.drop(orphans)
+        self._library.texts.prefill(report, bar)
 
     # -- questions ----------------------------------------------------------------------------------------
 
@@ -192,4 +167,4 @@ class BlendIndex(Answering):
         """Return documents, chunks and bytes; what was counted per tier since the index was made; eviction
         and its forecasts; the documents that were reused most; and what the tiers say now, when the engine
         runs."""
-        return {"documents": len(self._ledger.sources()), **self._library.stats()}
+        return {**super().stats(), **self._library.stats()}

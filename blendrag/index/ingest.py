@@ -9,19 +9,18 @@ keep their KV.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from blendrag.index.ledger import Ledger
-from blendrag.index.loaders import Document, Item, Skipped, is_single, load_sources, roots, wholes
-from blendrag.index.split import Splitter
+from blendrag.index.loaders import Document, Item, Skipped, is_single, load, resolved, source_of
 from blendrag.index.vectors import VectorStore
 from blendrag.progress import Progress
 from blendrag.serving.prefill import PrefillReport
 from blendrag.store.catalogue import Catalogue
-from blendrag.store.contexts import Contexts
+from blendrag.store.contexts import Chunk
 
 LEAVING = ""  # an owner of chunks; documents have names
 
@@ -45,58 +44,32 @@ class IngestReport(PrefillReport):
         return asdict(self) | {"tokens_per_s": self.tokens_per_s}
 
 
-class Chunks(Protocol):
-    """An object that makes chunks of documents."""
-
-    def register(self, document: Document) -> list[tuple[str, str]]:
-        """Register a document's chunks; what it had before is ``LEAVING``. Returns their keys and texts."""
-
-    def release(self, source: str) -> list[str]:
-        """Forget a document, or what is ``LEAVING``. Returns keys whose KV can go."""
-
-    def known(self, keys: Collection[str]) -> bool:
-        """Return whether all of these are registered: a copy of the catalogue may have been taken back."""
-
-
-@dataclass(frozen=True, slots=True)
-class Chunking:
-    """The making of chunks into the catalogue."""
-
-    splitter: Splitter
-    contexts: Contexts
-    catalogue: Catalogue
-
-    def register(self, document: Document) -> list[tuple[str, str]]:
-        chunks = self.contexts.document(self.splitter.split(document.text))
-        self.catalogue.register(document.source, chunks, heir=LEAVING)
-        return [(chunk.key, chunk.text) for chunk in chunks]
-
-    def release(self, source: str) -> list[str]:
-        return self.catalogue.release(source)
-
-    def known(self, keys: Collection[str]) -> bool:
-        return len(self.catalogue.known(keys)) == len(set(keys))
-
-
 @dataclass(frozen=True, slots=True)
 class DocumentPipeline:
-    """A pipeline that takes documents into ledger, chunks and vector store, or out of them."""
+    """A pipeline that takes documents into ledger, catalogue and vector store, or out of them.
+
+    split: makes the chunks of a text. catalogue: None where servers have the chunks.
+    """
 
     root: Path
     fingerprint: str
-    chunks: Chunks
+    split: Callable[[str], Sequence[Chunk]]
     ledger: Ledger
     vectors: VectorStore
+    catalogue: Catalogue | None = None
 
     def take(self, items: Item | Iterable[Item], report: IngestReport, progress: Progress) -> list[str]:
         """Add, replace and remove so that the index mirrors ``items``. Returns keys whose KV can go."""
-        items = items if is_single(items) else list(items)
-        tops, listed = roots(items), wholes(items)
+        targets = resolved(items)
+        tops = [source_of(target) for target in targets if isinstance(target, Path)]
+        listed = set[str]()  # the sources of which the items are all that there is
+        if not is_single(items):  # a document alone is one part of many
+            listed = {target.part_of for target in targets if isinstance(target, Document)}
         known, kept, unread = self.ledger.wholes(), set[str](), set[str]()
         torn = self.vectors.incomplete(self.ledger.chunk_counts())
         outdated = self.ledger.under(tops) & self.ledger.read_by_older()
         try:
-            for loaded in load_sources(items, exclude=[self.root]):
+            for loaded in load(targets, exclude=[self.root]):
                 if isinstance(loaded, Skipped):
                     report.skipped.append(loaded)
                     if loaded.transient:  # a folder that could not be listed stands for what is in it
@@ -104,8 +77,7 @@ class DocumentPipeline:
                     continue
                 kept.add(loaded.source)
                 progress.note(f"reading {len(kept)} documents")
-                keys = self.ledger.chunk_keys(loaded.source)
-                complete = loaded.source not in torn and self.chunks.known(keys)
+                complete = loaded.source not in torn and self._registered(loaded.source)
                 if complete and self.ledger.unchanged(loaded, self.fingerprint):
                     report.unchanged += 1
                     if known.get(loaded.source) != loaded.part_of:
@@ -120,7 +92,7 @@ class DocumentPipeline:
                 else:
                     report.added += 1
         finally:
-            orphans = self.chunks.release(LEAVING)
+            orphans = self._release(LEAVING)
         gone = self.ledger.under(tops) | {source for source, whole in known.items() if whole in listed}
         for source in sorted(gone - kept - self.ledger.under(unread)):
             orphans += self.remove(source)
@@ -129,14 +101,24 @@ class DocumentPipeline:
 
     def _store(self, document: Document) -> None:
         self.ledger.begin_storing(document)
-        chunks = self.chunks.register(document)
-        self.vectors.put(document.source, chunks, document.metadata)
-        self.ledger.record(document, [key for key, _ in chunks], self.fingerprint)
+        chunks = self.split(document.text)
+        if self.catalogue is not None:
+            self.catalogue.register(document.source, chunks, heir=LEAVING)
+        self.vectors.put(document.source, [(chunk.key, chunk.text) for chunk in chunks], document.metadata)
+        self.ledger.record(document, [chunk.key for chunk in chunks], self.fingerprint)
+
+    def _registered(self, source: str) -> bool:
+        """Return whether a document's chunks are: a copy of the catalogue may have been taken back."""
+        keys = set(self.ledger.chunk_keys(source))
+        return self.catalogue is None or self.catalogue.known(keys) == keys
+
+    def _release(self, owner: str) -> list[str]:
+        return [] if self.catalogue is None else self.catalogue.release(owner)
 
     def remove(self, source: str) -> list[str]:
         """Take a document out of everything. Returns keys whose KV can go."""
         self.ledger.begin_removing(source)
         self.vectors.delete(source)
-        orphans = self.chunks.release(source)
+        orphans = self._release(source)
         self.ledger.forget(source)
         return orphans

@@ -78,21 +78,12 @@ def load_sources(items: Item | Iterable[Item], *, exclude: Iterable[Path] = ()) 
     Raises SourceError for a path that does not exist (before anything is read), for a file named directly
     that cannot be used, and for a folder without a single document.
     """
-    targets = [_resolve(item) for item in _as_list(items)]
-    return _load(targets, {os.path.realpath(path) for path in exclude})
+    return load(resolved(items), exclude=exclude)
 
 
-def roots(items: Item | Iterable[Item]) -> tuple[str, ...]:
-    """Return the files and folders among ``items``, named as the sources of the documents below them are."""
-    targets = (_resolve(item) for item in _as_list(items))
-    return tuple(_source(target) for target in targets if isinstance(target, Path))
-
-
-def wholes(items: Item | Iterable[Item]) -> set[str]:
-    """Return the sources of which ``items`` are all that there is: what the documents of a list are parts of.
-    A document alone is one part of many."""
-    targets = () if is_single(items) else (_resolve(item) for item in items)
-    return {target.part_of for target in targets if isinstance(target, Document)}
+def resolved(items: Item | Iterable[Item]) -> list[Path | Document]:
+    """Return the absolute path or the document that each of ``items`` stands for. Raises SourceError."""
+    return [_resolve(item) for item in ([items] if is_single(items) else items)]
 
 
 def is_single(items: Item | Iterable[Item]) -> bool:
@@ -100,10 +91,6 @@ def is_single(items: Item | Iterable[Item]) -> bool:
     if isinstance(items, str | Path | Document | bytes | Mapping) or hasattr(items, "page_content"):
         return True
     return not isinstance(items, Iterable)
-
-
-def _as_list(items: Item | Iterable[Item]) -> list[Item]:
-    return [items] if is_single(items) else list(items)
 
 
 # -- what an item is -------------------------------------------------------------------------------
@@ -180,16 +167,26 @@ def _near(path: Path) -> str:
 # -- reading ---------------------------------------------------------------------------------------
 
 
-def _load(targets: list[Path | Document], excluded: set[str]) -> Iterator[Loaded]:
+def load(targets: Iterable[Path | Document], *, exclude: Iterable[Path] = ()) -> Iterator[Loaded]:
+    """Do as :func:`load_sources` with what its items stand for. A source that another text has already gets a
+    number behind it."""
     names: dict[str, str] = {}
-    for loaded in _read(targets, excluded):
-        if isinstance(loaded, Document):
-            yield from _named(loaded, names)
-        else:
+    for loaded in _read(targets, {os.path.realpath(path) for path in exclude}):
+        if isinstance(loaded, Skipped):
             yield loaded
+            continue
+        source, number, text_hash = loaded.source, 1, _hash_of(loaded.text)
+        while names.get(source, text_hash) != text_hash:
+            number += 1
+            source = f"{loaded.source}#{number}"
+        if not loaded.text.strip():
+            yield Skipped(source, "empty text")
+        elif source not in names:
+            names[source] = text_hash
+            yield replace(loaded, source=source)
 
 
-def _read(targets: list[Path | Document], excluded: set[str]) -> Iterator[Loaded]:
+def _read(targets: Iterable[Path | Document], excluded: set[str]) -> Iterator[Loaded]:
     seen: set[str] = set()
     for target in targets:
         if isinstance(target, Document):
@@ -202,19 +199,6 @@ def _read(targets: list[Path | Document], excluded: set[str]) -> Iterator[Loaded
             if isinstance(loaded, Skipped):
                 raise SourceError(f"cannot use {loaded.source!r}: {loaded.reason}")
             yield loaded
-
-
-def _named(document: Document, names: dict[str, str]) -> Iterator[Loaded]:
-    """Yield a document once, with a number behind the source that another text has already."""
-    source, number, text_hash = document.source, 1, _hash_of(document.text)
-    while names.get(source, text_hash) != text_hash:
-        number += 1
-        source = f"{document.source}#{number}"
-    if not document.text.strip():
-        yield Skipped(source, "empty text")
-    elif source not in names:
-        names[source] = text_hash
-        yield replace(document, source=source)
 
 
 def _load_folder(folder: Path, seen: set[str], excluded: set[str]) -> Iterator[Loaded]:
@@ -233,7 +217,7 @@ def _load_folder(folder: Path, seen: set[str], excluded: set[str]) -> Iterator[L
             problem = problem or f"; {loaded.source!r} was skipped: {loaded.reason}"
         yield loaded
     if not found:
-        raise SourceError(f"no documents in folder {_source(folder)!r}; looked for {_KINDS}{problem}")
+        raise SourceError(f"no documents in folder {source_of(folder)!r}; looked for {_KINDS}{problem}")
 
 
 def _walk(folder: Path, excluded: set[str]) -> Iterator[Path]:
@@ -259,7 +243,7 @@ def _is_junk(name: str) -> bool:  # "~$": Office marks the files that are open i
 
 
 def _load_file(path: Path, default: Reader | None = None) -> Loaded:
-    source = _source(path)
+    source = source_of(path)
     try:
         status = os.stat(path)
         if stat.S_ISDIR(status.st_mode):  # the walk only hands on a folder that it could not list
@@ -288,6 +272,6 @@ def _load_file(path: Path, default: Reader | None = None) -> Loaded:
     return Document(encodable(content.text), source, content.metadata, source)
 
 
-def _source(path: Path) -> str:
+def source_of(path: Path) -> str:
     """Return a path as a source. File names need not be valid text; what is kept in SQLite has to be."""
     return os.fsencode(path).decode("utf-8", errors="replace")

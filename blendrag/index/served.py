@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import xxhash
 
 from blendrag.chat.request import ChatRequest, Source
-from blendrag.embedder import Embedder
 from blendrag.errors import StoreError
 from blendrag.files.lock import IndexLock
 from blendrag.index.answering import Answering, history_and_question
 from blendrag.index.ingest import DocumentPipeline, IngestReport
-from blendrag.index.ledger import Ledger
-from blendrag.index.loaders import Document, Item
-from blendrag.index.vectors import VectorStore
-from blendrag.models import resolve_embedder
-from blendrag.progress import Progress, progress_bar
+from blendrag.index.loaders import Item
+from blendrag.progress import Progress
 from blendrag.remote.chat import RemoteChat
 from blendrag.serving.collection import KeptDocuments
+from blendrag.store.contexts import Chunk
 from blendrag.store.maintenance.closed_index import no_index
 
 
@@ -39,24 +34,15 @@ class ServedIndex(Answering):
         root = root.expanduser().resolve()
         if not create and not (root / "ledger.sqlite").is_file():
             raise no_index(root)
-        self.root, self.chats = root, tuple(chats)
+        self.chats = tuple(chats)
         self._chat = self._first = self.chats[0]
-        self.settings = self._first.settings
-        embedder = self.settings.embedder
-        made_with = Embedder(resolve_embedder(embedder), name=embedder)
-        self._ledger = Ledger(root)
-        self._vectors = VectorStore(root, made_with)
+        super().__init__(root, self._first.settings)
 
     def close(self) -> None:
         """End the connections. Safe to call twice."""
-        self._ledger.close()
-        self._vectors.close()
+        super().close()
         for chat in self.chats:
             chat.close()
-
-    def stats(self) -> dict[str, Any]:
-        """Return how many documents there are."""
-        return {"documents": len(self._ledger.sources())}
 
     # -- documents ----------------------------------------------------------------------------------------
 
@@ -67,21 +53,25 @@ class ServedIndex(Answering):
             raise StoreError(
                 f"the index {str(self.root)!r} has KV of its own: name another folder for a server"
             )
-        begin, report, s = time.perf_counter(), IngestReport(), self.settings
         lock = IndexLock(self.root)
         try:
-            with progress_bar(progress) as bar:
-                chunks = _Chunks(self._first)
-                fingerprint = f"served chunk_tokens={s.chunk_tokens} chunk_overlap={s.chunk_overlap}"
-                pipeline = DocumentPipeline(self.root, fingerprint, chunks, self._ledger, self._vectors)
-                pipeline.take(items, report, bar)
-                rows = self._vectors.rows()
-                for chat in self.chats:
-                    _tell(chat.collection(f"index-{self._vectors.id}"), rows, report, bar)
+            return super().ingest(items, progress=progress)
         finally:
             lock.release()
-        report.total_s = time.perf_counter() - begin
-        return report
+
+    def _pipeline(self) -> DocumentPipeline:
+        def split(text: str) -> list[Chunk]:  # by a server, which knows the tokens
+            texts = self._first.split(text)
+            return [Chunk(xxhash.xxh3_128_hexdigest(one.encode()), one, ()) for one in texts]
+
+        s = self.settings
+        fingerprint = f"served chunk_tokens={s.chunk_tokens} chunk_overlap={s.chunk_overlap}"
+        return DocumentPipeline(self.root, fingerprint, split, self._ledger, self._vectors)
+
+    def _keep(self, orphans: list[str], report: IngestReport, bar: Progress) -> None:
+        rows = self._vectors.rows()
+        for chat in self.chats:
+            _tell(chat.collection(f"index-{self._vectors.id}"), rows, report, bar)
 
     # -- questions ----------------------------------------------------------------------------------------
 
@@ -95,23 +85,6 @@ class ServedIndex(Answering):
         system = [{"role": "system", "content": s.system_prompt}] if s.system_prompt else []
         messages = [*system, *history, {"role": "user", "content": s.separator.join([*texts, question])}]
         return replace(request, messages=messages, documents=texts)
-
-
-@dataclass(frozen=True, slots=True)
-class _Chunks:
-    """Chunks that are made by a server, which knows the tokens."""
-
-    chat: RemoteChat
-
-    def register(self, document: Document) -> list[tuple[str, str]]:
-        texts = self.chat.split(document.text)
-        return [(xxhash.xxh3_128_hexdigest(text.encode()), text) for text in texts]
-
-    def release(self, source: str) -> list[str]:
-        return []
-
-    def known(self, keys: Collection[str]) -> bool:
-        return True
 
 
 def _tell(kept: KeptDocuments, rows: Sequence[Source], report: IngestReport, bar: Progress) -> None:

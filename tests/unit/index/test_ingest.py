@@ -17,13 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blendrag.index.index import BlendIndex
-from blendrag.index.ingest import LEAVING, Chunking, DocumentPipeline, IngestReport
+from blendrag.index.ingest import LEAVING, DocumentPipeline, IngestReport
 from blendrag.index.ledger import Ledger
 from blendrag.index.loaders import Document
-from blendrag.index.split import TextChunk
 from blendrag.progress import SILENT
 from blendrag.store.catalogue import Catalogue
-from blendrag.store.contexts import Contexts
+from blendrag.store.contexts import Chunk, Contexts
 from stores import IDENTITY, rows
 
 
@@ -81,11 +80,8 @@ class Vectors:
         return {source for source, rows in expected.items() if len(self.rows.get(source, ())) < rows}
 
 
-class Words:
-    """A splitter at stops."""
-
-    def split(self, text: str) -> list[TextChunk]:
-        return [TextChunk(part, tuple(part.encode())) for part in text.split(".") if part]
+def at_stops(text: str) -> list[Chunk]:
+    return Contexts(IDENTITY).document((part, tuple(part.encode())) for part in text.split(".") if part)
 
 
 class Index:
@@ -110,8 +106,7 @@ class Index:
     def take(self, items: Any) -> tuple[IngestReport, list[str]]:
         """Take documents. Returns the texts that had to be computed, too."""
         report = IngestReport()
-        chunking = Chunking(Words(), Contexts(IDENTITY), self.catalogue)  # type: ignore[arg-type]
-        parts: Any = (self.root, "f", chunking, self.ledger, self.vectors)
+        parts: Any = (self.root, "f", at_stops, self.ledger, self.vectors, self.catalogue)
         self.kv -= set(DocumentPipeline(*parts).take(items, report, SILENT)) - self.catalogue.known()
         pending = self.catalogue.pending()
         for chunk in pending:

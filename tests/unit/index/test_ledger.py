@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from blendrag.errors import StoreError, StoreFullError
 from blendrag.index.ledger import Ledger
-from blendrag.index.loaders import Document, load_sources, roots
+from blendrag.index.loaders import Document, load_sources
 
 NOTE = Document("Travel is approved by the lead.", "note")
 
@@ -108,8 +108,8 @@ def test_deleted_file_is_noticed_and_a_neighbouring_folder_is_not(ledger: Ledger
         ledger.record(loaded, ["k"], "f")
 
     (tmp_path / "docs" / "deep" / "b.txt").unlink()
-    top = roots(tmp_path / "docs")
-    gone = ledger.under(top) - {loaded.source for loaded in load_sources(tmp_path / "docs")}
+    docs = tmp_path / "docs"
+    gone = ledger.under([str(docs)]) - {loaded.source for loaded in load_sources(docs)}
     assert {Path(source).name for source in gone} == {"b.txt"}
     assert ledger.under([str(tmp_path / "docs" / "a.txt")]) == {str(tmp_path / "docs" / "a.txt")}
     assert ledger.under([]) == set()

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from blendrag.errors import SourceError
 from blendrag.index.formats import READERS
-from blendrag.index.loaders import Document, Loaded, Skipped, load_sources, roots
+from blendrag.index.loaders import Document, Loaded, Skipped, load_sources
 from office_files import archive, pdf
 
 
@@ -278,12 +278,6 @@ def test_file_name_that_is_not_text_is_readable(folder: Path) -> None:
         file.write("text")
     (document,) = documents(list(load_sources(folder)))
     document.source.encode()
-
-
-def test_roots_name_what_documents_are_below(folder: Path) -> None:
-    (folder / "a.txt").write_text("text")
-    (document,) = documents(list(load_sources(folder)))
-    assert roots([folder, Document("x")]) == (os.path.dirname(document.source),)
 
 
 @given(st.text(max_size=40))
