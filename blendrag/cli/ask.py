@@ -14,8 +14,7 @@ from blendrag.cli.console import print_json, say
 from blendrag.errors import BlendragError, EmptyIndexError, EngineError, PromptTooLongError
 
 if TYPE_CHECKING:
-    from blendrag.index.index import BlendIndex
-    from blendrag.index.served import ServedIndex
+    from blendrag.index.answering import Answering
 
 _LONGEST_TOKENS = 1024
 
@@ -93,31 +92,37 @@ def ask(
             write_strip(answer.facts(), html)
 
 
-def _converse(index: BlendIndex | ServedIndex, show_thinking: bool) -> None:
+def _converse(index: Answering, show_thinking: bool) -> None:
     with contextlib.suppress(ImportError):  # line editing in input(), where the system has it
         import readline  # noqa: F401
 
     say("Ctrl-C stops an answer, Ctrl-D leaves.")
     history: list[dict[str, str]] = []
-    while (question := _read()) is not None:
+    while True:
+        try:
+            question = input("\n> ").strip()
+        except EOFError:
+            typer.echo()
+            return
+        except KeyboardInterrupt:
+            say("\nCtrl-D leaves.")
+            continue
         if question:
             _answer(index, question, history, show_thinking)
 
 
 @contextlib.contextmanager
-def _ready(
-    folder: Path, server: str | None, api_key: str | None, **options: Any
-) -> Iterator[BlendIndex | ServedIndex]:
+def _ready(folder: Path, server: str | None, api_key: str | None, **options: Any) -> Iterator[Answering]:
     """Open an index with documents in it, and have its engine running or a server to ask."""
     from blendrag.cli.opening import open_index, open_served, start_engine
 
-    if server is not None:
-        with open_served(folder, [server], api_key, **options) as served:
-            _refuse_empty(served)
-            yield served
-        return
-    with open_index(folder, **options) as index:
-        _refuse_empty(index)
+    with (
+        open_index(folder, **options)
+        if server is None
+        else open_served(folder, [server], api_key, **options) as index,
+    ):
+        if not index.stats()["documents"]:  # half a minute is not spent on starting an engine first
+            raise EmptyIndexError(f"the index {str(index.root)!r} holds no documents: ingest some first")
         start_engine(index)
         yield index
 
@@ -129,27 +134,7 @@ def _length(given: int | None) -> int:
     return given or Settings.load().max_tokens or _LONGEST_TOKENS
 
 
-def _refuse_empty(index: BlendIndex | ServedIndex) -> None:
-    """Raise EmptyIndexError for an empty index, before half a minute is spent on starting an engine."""
-    if not index.stats()["documents"]:
-        raise EmptyIndexError(f"the index {str(index.root)!r} holds no documents: ingest some first")
-
-
-def _read() -> str | None:
-    """Return the next question; None at the end of the input."""
-    while True:
-        try:
-            return input("\n> ").strip()
-        except EOFError:
-            typer.echo()
-            return None
-        except KeyboardInterrupt:
-            say("\nCtrl-D leaves.")
-
-
-def _answer(
-    index: BlendIndex | ServedIndex, question: str, history: list[dict[str, str]], show_thinking: bool
-) -> None:
+def _answer(index: Answering, question: str, history: list[dict[str, str]], show_thinking: bool) -> None:
     """Answer, and remember. When the window is full, the oldest questions are forgotten."""
     from blendrag.cli.answering import print_sources, print_stream
 

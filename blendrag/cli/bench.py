@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from copy import copy
 from dataclasses import MISSING, fields, replace
@@ -27,16 +26,14 @@ from blendrag.lab.options import (
 )
 
 Chosen = TypeVar("Chosen")
-Command = TypeVar("Command", bound=Callable[..., None])
 
 
-def _with_options(*modes: Any) -> Callable[[Command], Command]:
+def _with_options(*modes: Any) -> Callable[[options.Command], options.Command]:
     """Decorate a command whose last parameter is ``**given``: it takes the options of these dataclasses. Of
     several, each a mode of the command, an option is None unless it was given."""
 
-    def decorate(command: Command) -> Command:
-        own = inspect.signature(command, eval_str=True)
-        *parameters, _ = own.parameters.values()
+    def decorate(command: options.Command) -> options.Command:
+        parameters = []
         hints = {
             name: hint for mode in modes for name, hint in get_type_hints(mode, include_extras=True).items()
         }
@@ -52,8 +49,7 @@ def _with_options(*modes: Any) -> Callable[[Command], Command]:
                 kind, default = kind | None, None
             given = Parameter(name, Parameter.KEYWORD_ONLY, annotation=Annotated[kind, flag])
             parameters.append(given if default is MISSING else given.replace(default=default))
-        command.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
-        return command
+        return options.with_parameters(command, parameters)
 
     return decorate
 

@@ -12,6 +12,7 @@ from blendrag.errors import needs
 from blendrag.progress import Notes
 
 if TYPE_CHECKING:
+    from blendrag.index.answering import Answering
     from blendrag.index.index import BlendIndex
     from blendrag.index.served import ServedIndex
 
@@ -43,7 +44,11 @@ def open_served(
         yield index
 
 
-def start_engine(index: BlendIndex) -> None:
-    """Start the index's engine, and say so: it takes a while."""
+def start_engine(index: Answering) -> None:
+    """Start the index's engine, if it has one, and say so: it takes a while."""
+    from blendrag.index.index import BlendIndex
+
+    if not isinstance(index, BlendIndex):
+        return
     with err().status("starting the engine") as status:
         index.start(Notes(status.update))

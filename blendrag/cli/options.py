@@ -4,7 +4,7 @@ variables and the YAML file keep their say."""
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
 
@@ -18,10 +18,16 @@ Command = TypeVar("Command", bound=Callable[..., None])
 _SHORT = {"recompute_ratio": ("--ratio", "-r"), "quality": ("-q",)}  # beside their own names
 
 
-def with_blending(command: Command) -> Command:
-    """Decorate a command whose last parameter is ``**blending``: it takes an option for each of blending."""
+def with_parameters(command: Command, more: Iterable[inspect.Parameter]) -> Command:
+    """Return a command with these in place of its last parameter, which takes them: ``**given``."""
     signature = inspect.signature(command, eval_str=True)
     *own, _ = signature.parameters.values()
+    command.__signature__ = signature.replace(parameters=[*own, *more])  # type: ignore[attr-defined]
+    return command
+
+
+def with_blending(command: Command) -> Command:
+    """Decorate a command whose last parameter is ``**blending``: it takes an option for each of blending."""
     more = []
     for name, field in BlendOverrides.model_fields.items():
         kinds = [kind for kind in get_args(field.annotation) if kind in (bool, int, float, str)]
@@ -30,8 +36,7 @@ def with_blending(command: Command) -> Command:
         flags = (f"{flag}/--no-{flag[2:]}",) if kind is bool else (flag, *_SHORT.get(name, ()))
         option = Annotated[kind | None, typer.Option(*flags, help=field.description)]
         more.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=option))
-    command.__signature__ = signature.replace(parameters=[*own, *more])  # type: ignore[attr-defined]
-    return command
+    return with_parameters(command, more)
 
 
 DEFAULT_INDEX = Path("blendrag-index")

@@ -14,6 +14,7 @@ from rich.tree import Tree as Picture
 
 from blendrag.cli import options
 from blendrag.cli.console import out, print_json, say, shown
+from blendrag.tables import table_with
 
 if TYPE_CHECKING:
     from blendrag.tree.tree import Row
@@ -73,10 +74,7 @@ def _eviction(facts: Mapping[str, Any]) -> str:
 
 def _tiers(counters: Mapping[str, Mapping[str, int]]) -> Table:
     columns = ("hits", "misses", "promotions", "evictions", "errors", "refused", "damaged")
-    table = Table(title="tiers, since the index was made", title_justify="left", box=None)
-    table.add_column("tier", style="bold")
-    for column in ("hit ratio", *columns):
-        table.add_column(column, justify="right")
+    table = _plain_table("tier", "hit ratio", *columns, title="tiers, since the index was made")
     for tier, counts in counters.items():
         asked = counts.get("hits", 0) + counts.get("misses", 0)
         ratio = f"{counts.get('hits', 0) / asked:.1%}" if asked else ""
@@ -85,14 +83,18 @@ def _tiers(counters: Mapping[str, Mapping[str, int]]) -> Table:
 
 
 def _reuse(rows: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table(title="documents that were reused most", title_justify="left", box=None)
-    table.add_column("document", style="bold", overflow="fold")
-    for column in ("uses", "chunks", "tokens"):
-        table.add_column(column, justify="right")
+    columns = ("uses", "chunks", "tokens")
+    table = _plain_table("document", *columns, title="documents that were reused most")
     for row in rows:
         if row["uses"]:
-            numbers = (f"{row[column]:,}" for column in ("uses", "chunks", "tokens"))
+            numbers = (f"{row[column]:,}" for column in columns)
             table.add_row(Text(shown(row["owner"])), *numbers)
+    return table
+
+
+def _plain_table(first: str, *columns: str, title: str) -> Table:
+    table = table_with(first, *columns, title=title)
+    table.box, table.columns[0].style = None, "bold"
     return table
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import closing
 from dataclasses import asdict
+from itertools import count
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -56,62 +57,45 @@ def sync(
 
     Repeat it after changes: what is unchanged costs nothing, what has left the store is released.
     """
+    from blendrag.remote.chat import open_chat
     from blendrag.vectorstores import Address
+    from blendrag.vectorstores import sync as follow
 
-    at, first = Address.read(store, store_key), True
+    at, servers = Address.read(store, store_key), [*server] if server else [None]
     with interruptible("interrupted: what was prefilled is kept; the same command goes on from there"):
-        while True:
-            try:
-                _sync(at, name or str(at), server or [None], api_key, model, text_field, json)
-            except BlendragError as error:
-                if first or watch is None:
-                    raise
-                say(f"error: {error}; the next try is in {watch:g} minutes")
+        for number in count():
+            failed: BlendragError | None = None
+            for one in servers:
+                try:
+                    with closing(open_chat({"model": model}, None, one, api_key)) as chat:
+                        report = follow(at, chat.collection(name or str(at)), text_field=text_field)
+                except BlendragError as error:  # the servers behind it are not to miss what this one does
+                    failed = failed or error
+                    if len(servers) > 1:
+                        say(f"{one}: {error}")
+                    continue
+                if json:
+                    print_json({"store": str(at), "server": one, **asdict(report)})
+                else:
+                    _print(report, at)
+            if failed and (watch is None or not number):
+                raise failed
             if watch is None:
                 break
-            first = False
+            if failed:
+                say(f"error: {failed}; the next try is in {watch:g} minutes")
             time.sleep(60 * watch)
-
-
-def _sync(
-    at: Address,
-    name: str,
-    servers: list[str] | list[None],
-    api_key: str | None,
-    model: str | None,
-    text_field: str | None,
-    json: bool,
-) -> None:
-    from blendrag.remote.chat import open_chat
-    from blendrag.vectorstores import sync
-
-    failed: BlendragError | None = None
-    for server in servers:
-        try:
-            with closing(open_chat({"model": model}, None, server, api_key)) as chat:
-                report = sync(at, chat.collection(name), text_field=text_field)
-        except BlendragError as error:  # the servers behind it are not to miss what this one does
-            failed = failed or error
-            if len(servers) > 1:
-                say(f"{server}: {error}")
-            continue
-        if json:
-            print_json({"store": str(at), "server": server, **asdict(report)})
-        else:
-            _print(report, at)
-    if failed is not None:
-        raise failed
 
 
 def _print(report: StoreReport, at: Address) -> None:
     if report.not_blended:
         say(f"this model is served without blending: {report.not_blended}")
-    for count, why in (
+    for rows, why in (
         (report.textless, "without a text"),
         (report.too_large, "with a text of more than a million characters"),
     ):
-        if count:
-            say(f"left out {count:,} rows {why}")
+        if rows:
+            say(f"left out {rows:,} rows {why}")
     if report.too_long:
         say(f"{report.too_long:,} texts do not fit into the model's window")
     typer.echo(

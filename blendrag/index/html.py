@@ -297,22 +297,17 @@ def _nearest(nodes: Iterable[N], *around: str | Element) -> Iterator[tuple[N, El
     """Yield each of these with the nearest element around it that is one of those, or has such a name. No
     node is looked at twice."""
     sought = frozenset(around)
-    known: dict[Node, Element | None] = {}
+    known: dict[Node | None, Element | None] = {None: None}  # what is found from a node outwards
     for inner in nodes:
-        path: list[Node] = []
-        found: Element | None = None
-        node: Node | None = inner.parent
-        while node is not None:
-            if node in known:
-                found = known[node]
-                break
+        path, node = list[Node](), inner.parent
+        while node not in known:
             if isinstance(node, Element) and (node.tag in sought or node in sought):
-                found = node
-                break
-            path.append(node)
-            node = node.parent
-        known.update(dict.fromkeys(path, found))
-        yield inner, found
+                known[node] = node
+            elif node is not None:
+                path.append(node)
+                node = node.parent
+        known.update(dict.fromkeys(path, known[node]))
+        yield inner, known[node]
 
 
 def _all_nearest(nodes: Iterable[Node], *around: str | Element) -> list[Element]:
