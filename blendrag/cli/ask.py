@@ -31,8 +31,7 @@ def ask(
     model: options.Model = None,
     similarity_top_k: options.SimilarityTopK = None,
     max_tokens: Annotated[
-        int | None,
-        typer.Option("--max-tokens", min=1, help="Longest answer, in tokens; without a setting, 1,024."),
+        int | None, typer.Option(min=1, help="Longest answer, in tokens; without a setting, 1,024.")
     ] = None,
     server: options.Server = None,
     api_key: options.ApiKey = None,

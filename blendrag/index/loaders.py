@@ -31,7 +31,8 @@ _KINDS = ".md .txt .html .pdf .docx .pptx .xlsx .epub, data and code"
 _JUNK_NAMES = frozenset({"__pycache__", "node_modules", "Thumbs.db", "desktop.ini"})
 
 
-def _hash_of(text: str) -> str:
+def hash_of(text: str) -> str:
+    """Return the hash that tells a text, or its name, from others."""
     return xxhash.xxh3_128_hexdigest(text.encode())
 
 
@@ -52,7 +53,7 @@ class Document:
     def content_hash(self) -> str:
         """The hash by which a changed text, or metadata, is told from the one before."""
         told = json.dumps(_plain(self.metadata), sort_keys=True) if self.metadata else ""
-        return _hash_of(self.text + told)
+        return hash_of(self.text + told)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,7 @@ def _resolve(item: Item) -> Path | Document:
         document = replace(item, text=encodable(item.text), metadata=_plain(item.metadata))
         names = ("" if name is None else str(name) for name in (item.source, item.part_of))  # Path, UUID
         given, whole = map(encodable, names)
-        source = given or f"text-{_hash_of(document.text)[:16]}"
+        source = given or f"text-{hash_of(document.text)[:16]}"
         return replace(document, source=source, part_of=whole or source)
     if hasattr(item, "page_content"):
         return _from_framework(item)
@@ -175,7 +176,7 @@ def load(targets: Iterable[Path | Document], *, exclude: Iterable[Path] = ()) ->
         if isinstance(loaded, Skipped):
             yield loaded
             continue
-        source, number, text_hash = loaded.source, 1, _hash_of(loaded.text)
+        source, number, text_hash = loaded.source, 1, hash_of(loaded.text)
         while names.get(source, text_hash) != text_hash:
             number += 1
             source = f"{loaded.source}#{number}"

@@ -45,13 +45,9 @@ def _reader(names: set[str]) -> Callable[[zipfile.ZipFile], Content]:
     if "xl/workbook.bin" in known:
         raise Unusable("binary workbook of Excel: save it as .xlsx")
     folders = {name.partition("/")[0] for name in known if TYPES in known}
-    for folder, read, whole in (
-        ("word", read_docx, False),
-        ("ppt", read_pptx, True),
-        ("xl", read_xlsx, False),
-    ):
+    for folder, read in (("word", read_docx), ("ppt", read_pptx), ("xl", read_xlsx)):
         if folder in folders:
-            return lambda archive: read(unpacked(archive, whole))
+            return lambda archive: read(unpacked(archive, with_media=folder == "ppt"))
     raise Unusable("ZIP archive that is neither Word, PowerPoint, Excel nor EPUB")
 
 

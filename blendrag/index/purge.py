@@ -6,7 +6,6 @@ import difflib
 import os
 from collections.abc import Collection
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from blendrag.errors import SourceError, StoreError
@@ -65,20 +64,16 @@ def purge(source: str, library: Library, pipeline: DocumentPipeline) -> Purged:
     pipeline.ledger.forget(source)
     rows = pipeline.vectors.purge(source)
     library.texts.drop(pipeline.remove(source))
-    _delete_files(library.root / "kv", keys)
+    kv = library.root / "kv"
+    with disk_errors(f"cannot delete from {str(kv)!r}"):
+        for key in keys:
+            for folder in (kv / key[:2], kv / QUARANTINE):  # damaged ones are made of the same text
+                (folder / f"{key}{SUFFIX}").unlink(missing_ok=True)
     catalogue.buried(keys)
     for name in ("catalogue.sqlite", "ledger.sqlite", "tree/catalogue.sqlite"):
         if (library.root / name).is_file():
             sqlite.compact(library.root / name)
     return Purged(source, len(keys), owned - len(keys), rows, tuple(tiers))
-
-
-def _delete_files(kv: Path, keys: Collection[str]) -> None:
-    """Delete the files of records, and damaged ones that were put aside: they are made of the same text."""
-    with disk_errors(f"cannot delete from {str(kv)!r}"):
-        for key in keys:
-            for folder in (kv / key[:2], kv / QUARANTINE):
-                (folder / f"{key}{SUFFIX}").unlink(missing_ok=True)
 
 
 def find_source(name: str, sources: Collection[str]) -> str:

@@ -6,14 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import xxhash
-
 from blendrag.chat.request import ChatRequest, Source
 from blendrag.errors import StoreError
 from blendrag.files.lock import IndexLock
 from blendrag.index.answering import Answering, history_and_question
 from blendrag.index.ingest import DocumentPipeline, IngestReport
-from blendrag.index.loaders import Item
+from blendrag.index.loaders import Item, hash_of
 from blendrag.progress import Progress
 from blendrag.remote.chat import RemoteChat
 from blendrag.serving.collection import KeptDocuments
@@ -62,7 +60,7 @@ class ServedIndex(Answering):
     def _pipeline(self) -> DocumentPipeline:
         def split(text: str) -> list[Chunk]:  # by a server, which knows the tokens
             texts = self._first.split(text)
-            return [Chunk(xxhash.xxh3_128_hexdigest(one.encode()), one, ()) for one in texts]
+            return [Chunk(hash_of(one), one, ()) for one in texts]
 
         s = self.settings
         fingerprint = f"served chunk_tokens={s.chunk_tokens} chunk_overlap={s.chunk_overlap}"

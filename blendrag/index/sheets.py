@@ -144,7 +144,7 @@ def _whole_sheet(parts: Parts, sheet: Any) -> Iterator[str]:
     }
     links |= {
         cell[0]: related[link["r:id"]].target
-        for link in _found(_LINK, page)
+        for link in map(_attributes, _LINK.findall(page))
         if link.get("r:id") in related and (cell := _CELL.match(link.get("ref", "")))
     }
     yield f"# {sheet.title}\n\n{_sheet(sheet, links)}"
@@ -174,11 +174,6 @@ def _related(parts: Parts, path: str) -> dict[str, _Part]:
 def _path(path: str, target: str) -> str:
     """Return where the part lies that another one names so."""
     return posixpath.normpath(posixpath.join("/", posixpath.dirname(path), target)).lstrip("/")
-
-
-def _found(tags: re.Pattern[bytes], part: bytes) -> list[dict[str, str]]:
-    """Return the attributes of these tags."""
-    return list(map(_attributes, tags.findall(part)))
 
 
 def _attributes(tag: bytes) -> dict[str, str]:

@@ -9,14 +9,8 @@ from turbohtml import Document, Element, Node, Text
 
 RAISED = re.compile(r"[\d+\u2012-\u2014\u2212-]|[^\W_adeor]\b|\([^()]*[\d+\u2012-\u2014\u2212-]")
 """The beginning of an exponent or a note's number, not of the letters of "1st", "1er" or "XIXe"."""
-_PARTS = {
-    "msub": "_",
-    "munder": "_",
-    "msup": "^",
-    "msubsup": "_^",
-    "munderover": "_^",
-    "mfrac": "/",
-}  # of formulas: before the second, the third
+# Of formulas: before the second part, the third.
+_PARTS = {"msub": "_", "munder": "_", "msup": "^", "msubsup": "_^", "munderover": "_^", "mfrac": "/"}
 
 
 def write_signs(page: Document) -> None:
@@ -24,8 +18,7 @@ def write_signs(page: Document) -> None:
     signed = {sign.parent for sign in page.select("rp")}
     for reading in page.select("rt"):
         if reading.parent not in signed:
-            reading.insert(0, Text("("))
-            reading.append(Text(")"))
+            _enclose(reading)
     for sign in page.select("rp"):
         sign.tag = "span"  # the writer leaves the others out
     for raised in page.select("sup"):
@@ -42,23 +35,19 @@ def write_signs(page: Document) -> None:
             _mark(lowered, "_")
     for root in page.select("msqrt, mroot"):
         parts = [part for part in root.children if isinstance(part, Element)]
-        root.insert(0, Text("("))
-        root.append(Text(")"))
+        _enclose(root)
         for degree in parts[1:2] if root.tag == "mroot" else ():
             for part in (Text("]"), degree.extract(), Text("[")):
                 root.insert(0, part)
         root.insert(0, Text("√"))
     for fenced in page.select("mfenced"):
-        opened, closed = fenced.attr("open"), fenced.attr("close")
-        fenced.insert(0, Text("(" if opened is None else opened))
-        fenced.append(Text(")" if closed is None else closed))
+        _enclose(fenced, fenced.attr("open"), fenced.attr("close"))
     for name, signs in _PARTS.items():
         for formula in page.select(name):
             parts = [part for part in formula.children if isinstance(part, Element)]
             for part in parts if name == "mfrac" else parts[1:]:
                 if len("".join(part.strings).strip()) > 1:
-                    part.insert(0, Text("("))
-                    part.append(Text(")"))
+                    _enclose(part)
             for part, written in zip(parts[1:], signs, strict=False):
                 part.insert_before(Text(written))
 
@@ -69,12 +58,16 @@ def _first_texts(node: Node | None) -> list[Text]:
     return [each for each in nodes if isinstance(each, Text)]
 
 
+def _enclose(part: Element, opened: str | None = None, closed: str | None = None) -> None:
+    part.insert(0, Text("(" if opened is None else opened))
+    part.append(Text(")" if closed is None else closed))
+
+
 def _mark(part: Element, sign: str) -> None:
     """Write a sign before a part, and parentheses around it if the next digit would become one of it."""
-    closed = _digit_behind(part)
-    part.insert(0, Text(f"{sign}(" if closed else sign))
-    if closed:
-        part.append(Text(")"))
+    if _digit_behind(part):
+        _enclose(part)
+    part.insert(0, Text(sign))
 
 
 def _digit_behind(part: Element) -> bool:

@@ -13,8 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import xxhash
-
 from blendrag.chat.request import Source
 from blendrag.embedder import Embedder
 from blendrag.errors import (
@@ -27,6 +25,7 @@ from blendrag.errors import (
 )
 from blendrag.files import sqlite
 from blendrag.files.private import make_file, make_folder
+from blendrag.index.loaders import hash_of
 from blendrag.text import encodable
 
 _COLLECTION = "chunks"
@@ -90,7 +89,7 @@ class VectorStore:
 
         New rows are written before surplus old ones are deleted: a search in between finds the document.
         """
-        ids = [_row_id(source, ordinal) for ordinal in range(len(pieces))]
+        ids = [f"{hash_of(source)}-{ordinal}" for ordinal in range(len(pieces))]
         surplus = self._ids_of(source) - set(ids)
         shared = {_SOURCE: source, _METADATA: json.dumps(dict(metadata or {}))}
         batch = self._client.get_max_batch_size()
@@ -149,7 +148,8 @@ class VectorStore:
                     n_results=wanted,
                     include=["documents", "metadatas", "distances"],
                 )
-            hits = list(_hits(answer))
+            columns = (answer[name][0] for name in ("documents", "metadatas", "distances"))
+            hits = [_hit(text, row, 1.0 - distance) for text, row, distance in zip(*columns, strict=True)]
             best: dict[str, Source] = {}
             for hit in hits:
                 best.setdefault(hit.key, hit)
@@ -164,15 +164,12 @@ class VectorStore:
         return str(self._rows.id)
 
     def rows(self) -> list[Source]:
-        """Yield all rows, in the order of their documents."""
+        """Return all rows, in the order of their documents."""
         found: list[Source] = []
         for offset in range(0, self._count(), _PAGE):
             with self._failures():
                 page = self._rows.get(limit=_PAGE, offset=offset, include=["documents", "metadatas"])
-            found += _hits(
-                {name: [page[name]] for name in ("documents", "metadatas")}
-                | {"distances": [[0.0] * len(page["ids"])]}
-            )
+            found += map(_hit, page["documents"], page["metadatas"])
         return sorted(found, key=lambda row: (row.source, row.ordinal))
 
     def incomplete(self, expected: Mapping[str, int]) -> set[str]:
@@ -181,7 +178,7 @@ class VectorStore:
             return set()
         with self._failures():
             held = Counter(id.rpartition("-")[0] for id in self._rows.get(include=[])["ids"])
-        return {source for source, rows in expected.items() if held[_hash_of(source)] < rows}
+        return {source for source, rows in expected.items() if held[hash_of(source)] < rows}
 
     def close(self) -> None:
         """Close its files. Safe to call twice."""
@@ -256,19 +253,6 @@ def _clear_unused(header: Path) -> None:
             file.write(bytes(min(left, _ZEROS)))
 
 
-def _hash_of(source: str) -> str:
-    return xxhash.xxh3_128_hexdigest(source.encode())
-
-
-def _row_id(source: str, ordinal: int) -> str:
-    return f"{_hash_of(source)}-{ordinal}"
-
-
-def _hits(answer: Any) -> Iterator[Source]:
-    for text, row, distance in zip(
-        answer["documents"][0], answer["metadatas"][0], answer["distances"][0], strict=True
-    ):
-        metadata = json.loads(row.get(_METADATA, "{}"))  # rows of earlier versions have none
-        yield Source(
-            str(row[_SOURCE]), int(row[_ORDINAL]), 1.0 - distance, text, str(row[_KEY]), metadata=metadata
-        )
+def _hit(text: str, row: Mapping[str, Any], score: float = 1.0) -> Source:
+    metadata = json.loads(row.get(_METADATA, "{}"))  # rows of earlier versions have none
+    return Source(str(row[_SOURCE]), int(row[_ORDINAL]), score, text, str(row[_KEY]), metadata=metadata)

@@ -40,10 +40,9 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A document. reused, repaired: of its tokens. start: None if it is not in the prompt."""
+    """A document. reused, repaired: of its tokens."""
 
     source: str
-    start: int | None
     tokens: int
     reused: int
     repaired: int
@@ -138,7 +137,6 @@ class Strip:
             why += [missing, facts.get("plain") or (None if missing else facts.get("decision"))]
         return _Row(
             _shown(row["source"] or "a document"),
-            row["start"],
             tokens,
             reused,
             computed or 0 if reused else 0,

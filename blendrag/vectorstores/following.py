@@ -59,45 +59,35 @@ def sync(
         contextlib.nullcontext(where) if isinstance(where, VectorStore) else open_store(where) as opened,
         progress_bar(progress) as bar,
     ):
-        return _follow(read(opened, where, bar), where, kept, text_field, bar)
-
-
-def _follow(
-    pages: Iterator[list[tuple[str, Fields]]],
-    where: Address | VectorStore,
-    kept: KeptDocuments,
-    text_field: str | None,
-    bar: Progress,
-) -> StoreReport:
-    # A name stands for an id and a text: what a collection keeps says what is new, and what was done before
-    # an interrupt.
-    report, known = StoreReport(), kept.ids()
-    left, known_ids, met, fields = set(known), set(map(_id, known)), set[str](), set[str]()
-    for page in pages:
-        found: dict[str, list[str]] = {}
-        for id, row in page:
-            if (text := text_of(row, text_field)) is None:
-                report.textless += 1
-                fields |= row.keys()
-            elif len(text) > _LONGEST:
-                report.too_large += 1
-            else:
-                found[_name(id, text)] = [text]
-        new = {name: texts for name, texts in found.items() if name not in known}
-        if new:
-            report.count(kept.add(new, progress=Notes(bar.note)))
-            known |= new.keys()
-        left -= found.keys()
-        met |= set(map(_id, found))
-        report.changed += (changed := len(known_ids.intersection(map(_id, new))))
-        report.added += len(new) - changed
-        report.unchanged += len(found) - len(new)
-    if report.textless and not met:
-        raise ConfigError(_no_text(where, text_field, fields))
-    report.count(kept.add({}, progress=Notes(bar.note)))  # what an earlier run left to prefill
-    kept.remove(left)
-    report.removed = len(set(map(_id, left)) - met)
-    return report
+        # A name stands for an id and a text: what a collection keeps says what is new, and what was done
+        # before an interrupt.
+        report, known = StoreReport(), kept.ids()
+        left, known_ids, met, fields = set(known), set(map(_id, known)), set[str](), set[str]()
+        for page in read(opened, where, bar):
+            found: dict[str, list[str]] = {}
+            for id, row in page:
+                if (text := text_of(row, text_field)) is None:
+                    report.textless += 1
+                    fields |= row.keys()
+                elif len(text) > _LONGEST:
+                    report.too_large += 1
+                else:
+                    found[_name(id, text)] = [text]
+            new = {name: texts for name, texts in found.items() if name not in known}
+            if new:
+                report.count(kept.add(new, progress=Notes(bar.note)))
+                known |= new.keys()
+            left -= found.keys()
+            met |= set(map(_id, found))
+            report.changed += (changed := len(known_ids.intersection(map(_id, new))))
+            report.added += len(new) - changed
+            report.unchanged += len(found) - len(new)
+        if report.textless and not met:
+            raise ConfigError(_no_text(where, text_field, fields))
+        report.count(kept.add({}, progress=Notes(bar.note)))  # what an earlier run left to prefill
+        kept.remove(left)
+        report.removed = len(set(map(_id, left)) - met)
+        return report
 
 
 def read(
