@@ -24,3 +24,12 @@ def blendrag(workdir: Path) -> Blendrag:
 
     runner = CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"})
     return lambda *arguments, **options: runner.invoke(app, [str(a) for a in arguments], **options)
+
+
+@pytest.fixture
+def made(blendrag: Blendrag, workdir: Path, model_dir: Path) -> Path:
+    """An index without documents: what ingesting an empty folder leaves behind."""
+    (workdir / "empty").mkdir()
+    result = blendrag("ingest", "empty", "--model", model_dir)
+    assert result.exit_code == 1 and "no documents in folder" in result.stderr
+    return workdir / "blendrag-index"

@@ -31,6 +31,12 @@ from places import ROOT
 Blendrag = Callable[..., Result]
 
 
+def ran(*command: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *command], env=os.environ | env, capture_output=True, text=True, timeout=60
+    )
+
+
 def complaint(result: Result) -> str:
     """The one line on standard error with which a command failed."""
     lines = result.stderr.strip().splitlines()
@@ -48,29 +54,8 @@ def test_help_and_version_load_nothing_heavy() -> None:
         "sys.exit(f'loaded {sorted(heavy & sys.modules.keys())}' if heavy & sys.modules.keys() else 0)"
     )
     for flag in ("--help", "--version"):
-        done = subprocess.run([sys.executable, "-c", code, flag], capture_output=True, text=True, timeout=60)
+        done = ran("-c", code, flag)
         assert done.returncode == 0, done.stderr
-
-
-def test_version_is_printed(blendrag: Blendrag) -> None:
-    assert blendrag("--version").stdout.strip() == f"blendrag {__version__}"
-
-
-@pytest.mark.parametrize("command", ["ingest", "ask", "serve"])
-def test_index_of_no_name_is_not_the_working_folder(blendrag: Blendrag, workdir: Path, command: str) -> None:
-    before = sorted(workdir.iterdir())
-    result = blendrag(command, "--index", "", "a.txt")
-    assert result.exit_code == 2 and "no file or folder is named" in result.stderr
-    assert sorted(workdir.iterdir()) == before
-
-
-@pytest.mark.parametrize(
-    "name", ["ingest", "sync", "ask", "stats", "doctor", "demo", "verify", "gc", "purge"]
-)
-def test_every_command_has_help(blendrag: Blendrag, name: str) -> None:
-    result = blendrag(name, "--help")
-    assert result.exit_code == 0 and "Usage" in result.stdout
-    assert name in blendrag("--help").stdout
 
 
 def commands(group: Any) -> Iterator[str]:
@@ -81,8 +66,17 @@ def commands(group: Any) -> Iterator[str]:
             yield name
 
 
-def test_there_are_no_more_commands_than_anybody_can_look_through() -> None:
-    assert len(set(commands(typer.main.get_command(app)))) <= 18
+def test_every_command_has_help_and_there_are_no_more_than_anybody_can_look_through(
+    blendrag: Blendrag,
+) -> None:
+    names = set(commands(typer.main.get_command(app)))
+    assert {"ingest", "sync", "ask", "stats", "doctor", "demo", "verify", "gc", "purge"} < names
+    assert len(names) <= 18
+    all_of_them = blendrag("--help").stdout
+    for name in names:
+        result = blendrag(*name.split(), "--help")
+        assert result.exit_code == 0 and "Usage" in result.stdout
+        assert name.split()[0] in all_of_them
 
 
 @pytest.mark.parametrize(
@@ -95,16 +89,39 @@ def test_there_are_no_more_commands_than_anybody_can_look_through() -> None:
         (["ingest"], "paths"),
         (["chat"], "'blendrag ask' without a question"),
         (["bench", "sweep"], "'bench ttft --axis'"),
+        # A blank name, as a variable that is not set leaves it, does not stand for the working folder.
+        *((words, "no file or folder is named") for words in (
+            ["ingest", "--index", "", "a.txt"], ["ask", "--index", "", "?"], ["serve", "--index", "", "m"],
+            ["ingest", ""], ["ask", "?", "--html", ""], ["demo", "--folder", " "],
+        )),
     ],
-)
-def test_wrong_usage_is_explained_with_code_2(blendrag: Blendrag, arguments: list[str], hint: str) -> None:
+)  # fmt: skip
+def test_wrong_usage_is_explained_with_code_2(
+    blendrag: Blendrag, workdir: Path, arguments: list[str], hint: str
+) -> None:
+    (workdir / "a.txt").write_text("text")
     result = blendrag(*arguments)
     assert result.exit_code == 2 and hint in result.stderr and not result.stdout
+    assert [path.name for path in workdir.iterdir()] == ["a.txt"]
 
 
-def test_wrong_option_of_blending_is_named(blendrag: Blendrag) -> None:
-    result = blendrag("ask", "who?", "--ratio", "2")
-    assert result.exit_code == 1 and "recompute_ratio must be between 0 and 1" in complaint(result)
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["ask", "who?", "--ratio", "2"], "recompute_ratio must be between 0 and 1"),
+        (["ask", "who?", "--selector", "hkdv"], "hkvd"),
+        (["ingest", "[red]x[/red]"], "[red]x[/red]"),  # no markup
+    ],
+)
+def test_wrong_value_is_named_in_a_line(blendrag: Blendrag, arguments: list[str], hint: str) -> None:
+    result = blendrag(*arguments)
+    assert result.exit_code == 1 and hint in complaint(result)
+
+
+def test_unknown_setting_is_named(blendrag: Blendrag, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BLENDRAG_SIMILARITY_TOPK", "3")
+    result = blendrag("doctor")
+    assert result.exit_code == 1 and "BLENDRAG_SIMILARITY_TOP_K" in complaint(result)
 
 
 def test_wrong_path_is_corrected_and_makes_no_index(blendrag: Blendrag, workdir: Path) -> None:
@@ -116,13 +133,7 @@ def test_wrong_path_is_corrected_and_makes_no_index(blendrag: Blendrag, workdir:
 
 def test_terminal_without_the_letters_of_a_text_shows_the_others(workdir: Path) -> None:
     code = "import sys; from blendrag.cli import main; sys.argv[0] = 'blendrag'; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", code, "ingest", "./caf\u00e9 \U0001f6a2.md"],
-        env={**os.environ, "PYTHONIOENCODING": "ascii"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = ran("-c", code, "ingest", "./caf\u00e9 \U0001f6a2.md", PYTHONIOENCODING="ascii")
     assert done.returncode == 1 and done.stderr.startswith("error: no such file or folder: 'caf? ?.md'")
 
 
@@ -139,8 +150,7 @@ def test_output_that_nobody_can_read_is_no_traceback(stream: int, how: str, work
 
 
 def test_name_that_is_too_long_is_one_line(workdir: Path) -> None:
-    command = [sys.executable, "-m", "blendrag", "gc", "--index", "x" * 5000]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = ran("-m", "blendrag", "gc", "--index", "x" * 5000)
     assert done.returncode == 1 and done.stderr.count("\n") == 1 and "File name too long" in done.stderr
 
 
@@ -150,20 +160,8 @@ def test_what_was_printed_before_an_error_of_the_system_is_not_lost() -> None:
         "def failing(): print('half'); raise OSError('other')\n"
         "with patch.object(app, 'app', failing): app.main()"
     )
-    buffered = os.environ | {"PYTHONUNBUFFERED": ""}
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, env=buffered, capture_output=True, text=True, timeout=60)
+    done = ran("-c", code, PYTHONUNBUFFERED="")
     assert (done.returncode, done.stdout, done.stderr) == (1, "half\n", "error: other\n")
-
-
-@pytest.mark.parametrize("arguments", [["ingest", ""], ["ask", "?", "--html", ""], ["demo", "--folder", " "]])
-def test_blank_path_is_refused_and_does_not_stand_for_the_working_folder(
-    blendrag: Blendrag, workdir: Path, arguments: list[str]
-) -> None:
-    (workdir / "a.txt").write_text("text")
-    result = blendrag(*arguments)
-    assert result.exit_code == 2 and "no file or folder is named" in result.stderr
-    assert [path.name for path in workdir.iterdir()] == ["a.txt"]
 
 
 def test_every_path_that_a_command_takes_is_looked_at() -> None:
@@ -208,26 +206,7 @@ def test_index_whose_kv_is_a_servers_is_told_from_none(
     assert "no index at 'kb': ingest" in complaint(blendrag(*words, "--index", "kb")), "its catalogue is lost"
 
 
-def test_unknown_setting_is_named(blendrag: Blendrag, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BLENDRAG_SIMILARITY_TOPK", "3")
-    result = blendrag("doctor")
-    assert result.exit_code == 1 and "BLENDRAG_SIMILARITY_TOP_K" in complaint(result)
-
-
-def test_brackets_in_a_message_are_not_markup(blendrag: Blendrag, workdir: Path) -> None:
-    assert "[red]x[/red]" in complaint(blendrag("ingest", "[red]x[/red]"))
-
-
 # -- with an index (its tokenizer and vector store, no engine) ------------------------------------------
-
-
-@pytest.fixture
-def made(blendrag: Blendrag, workdir: Path, model_dir: Path) -> Path:
-    """An index without documents: what ingesting an empty folder leaves behind."""
-    (workdir / "empty").mkdir()
-    result = blendrag("ingest", "empty", "--model", model_dir)
-    assert result.exit_code == 1 and "no documents in folder" in complaint(result)
-    return workdir / "blendrag-index"
 
 
 def test_question_to_an_empty_index_starts_no_engine(blendrag: Blendrag, made: Path, model_dir: Path) -> None:
@@ -254,13 +233,6 @@ def test_stats_as_json_are_json_only(blendrag: Blendrag, made: Path, model_dir: 
     assert "documents" in blendrag("stats", "--model", model_dir).stdout
 
 
-def test_unknown_selector_is_an_error_not_a_slow_answer(
-    blendrag: Blendrag, made: Path, model_dir: Path
-) -> None:
-    result = blendrag("ask", "who?", "--selector", "hkdv", "--model", model_dir)
-    assert result.exit_code == 1 and "hkvd" in complaint(result)
-
-
 def test_model_folder_with_a_typo_is_corrected(blendrag: Blendrag, workdir: Path, made: Path) -> None:
     (workdir / "my-model").mkdir()
     result = blendrag("stats", "--model", "./my-modle")
@@ -277,31 +249,18 @@ def test_answer_of_a_command_has_a_length_of_its_own_unless_a_setting_says_it(
 
 # -- the demo's documents -------------------------------------------------------------------------------
 
-OURS = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
 
-
-def test_thirty_documents_of_others_or_more_and_not_minutes_of_them() -> None:
+def test_demo_reads_our_documentation_first_then_thirty_documents_or_more_and_not_minutes_of_them() -> None:
     documents = demo_documents()
-    assert len(documents) - len(OURS) >= 30
+    sources = [document.source for document in documents]
+    ours = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+    assert sources[: len(ours)] == ours and all(document.text for document in documents)
+    assert len(sources) - len(ours) >= 30 and len(set(sources)) == len(sources)
     assert sum(len(document.text) for document in documents) <= 200_000, "our own documentation counts"
-    assert len({document.source for document in documents}) == len(documents)
-
-
-def test_second_run_gives_the_same_documents_in_the_same_order() -> None:
-    assert demo_documents() == demo_documents()
-
-
-def test_what_the_questions_are_about_is_there() -> None:
-    sources = {document.source for document in demo_documents()}
     for name in ("typer", "rich", "pypdf", "pydantic", "safetensors", "transformers"):
-        assert f"{name}, description" in sources
+        assert f"{name}, description" in sources, "the questions are about it"
     assert any(source.endswith("licence") for source in sources)
-
-
-def test_project_documentation_comes_first() -> None:
-    documents = demo_documents()
-    assert [document.source for document in documents[: len(OURS)]] == OURS
-    assert all(document.text for document in documents)
+    assert demo_documents() == documents, "a second run goes on with them"
 
 
 # -- what serve says before anything that takes long ----------------------------------------------------

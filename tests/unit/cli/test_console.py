@@ -27,32 +27,26 @@ from blendrag.tables import table_with
 from paper_machine import SPEEDS, make_profile
 
 
-def _ending_with(error: BaseException) -> typer.Typer:
-    app = typer.Typer(cls=Commands, pretty_exceptions_enable=False)
-
-    @app.command()
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (KeyboardInterrupt(), INTERRUPTED, "interrupted\n"),
+        (BlendragError("no such thing [x]"), 1, "error: no such thing [x]\n"),
+        (ZeroDivisionError(), 1, ""),
+    ],
+)
+def test_interrupt_and_own_error_end_with_one_line_and_no_bug_is_hidden(
+    error: BaseException, code: int, said: str
+) -> None:
     def fail() -> None:
         raise error
 
+    app = typer.Typer(cls=Commands, pretty_exceptions_enable=False)
+    app.command()(fail)
     app.callback()(lambda: None)
-    return app
-
-
-def test_interrupt_ends_with_one_line_and_130() -> None:
-    result = CliRunner().invoke(_ending_with(KeyboardInterrupt()), ["fail"])
-    assert result.exit_code == INTERRUPTED
-    assert result.stderr == "interrupted\n" and not result.stdout
-
-
-def test_own_error_ends_with_one_line_and_1() -> None:
-    result = CliRunner().invoke(_ending_with(BlendragError("no such thing [x]")), ["fail"])
-    assert result.exit_code == 1
-    assert result.stderr == "error: no such thing [x]\n" and not result.stdout
-
-
-def test_bug_is_not_hidden() -> None:
-    result = CliRunner().invoke(_ending_with(ZeroDivisionError()), ["fail"])
-    assert isinstance(result.exception, ZeroDivisionError)
+    result = CliRunner().invoke(app, ["fail"])
+    assert (result.exit_code, result.stderr, result.stdout) == (code, said, "")
+    assert said or result.exception is error
 
 
 def test_engine_that_fails_because_of_the_interrupt_is_not_reported_as_an_error(

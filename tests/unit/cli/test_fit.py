@@ -156,16 +156,10 @@ def refused(result: Result, *hints: str) -> None:
     assert all(hint in result.stderr for hint in hints), result.stderr
 
 
-@pytest.mark.parametrize("name", ["empty.jsonl", "folder", "nowhere.jsonl"])
-def test_trace_that_cannot_be_read_is_refused_in_a_line(blendrag: Blendrag, workdir: Path, name: str) -> None:
-    (workdir / "empty.jsonl").touch()
-    (workdir / "folder").mkdir()
-    refused(blendrag("bench", "eviction", "--trace", name, "--sizes", "10"), name)
-
-
 @pytest.mark.parametrize(
     ("options", "hint"),
     [
+        *((["--sizes", "10", "--trace", name], name) for name in ("empty.jsonl", "folder", "nowhere.jsonl")),
         (["--sizes", "0"], "must hold 1 or more"),
         (["--sizes", "-5"], "must hold 1 or more"),
         (["--sizes", "1e3"], "whole numbers"),
@@ -176,6 +170,8 @@ def test_trace_that_cannot_be_read_is_refused_in_a_line(blendrag: Blendrag, work
 def test_wrong_value_of_an_option_is_refused_in_a_line(
     blendrag: Blendrag, workdir: Path, options: list[str], hint: str
 ) -> None:
+    (workdir / "empty.jsonl").touch()
+    (workdir / "folder").mkdir()
     (workdir / "trace.jsonl").write_text(json.dumps(BLOCKS))
     refused(blendrag("bench", "eviction", "--trace", "trace.jsonl", *options), hint)
 

@@ -15,6 +15,8 @@ from blendrag.index.office import read_archive
 from blendrag.index.text import Unusable
 from office_files import W, archive, docx, epub, paragraph, parts_of, png, pptx, renamed, xlsx
 
+of_each_kind = pytest.mark.parametrize("file", [docx(), pptx(), xlsx()], ids=["docx", "pptx", "xlsx"])
+
 
 def test_chapters_of_an_epub_are_in_reading_order() -> None:
     content = read_archive(epub())
@@ -79,31 +81,20 @@ def test_without_the_extra_the_reason_names_it(package: str, monkeypatch: pytest
 def test_archive_of_anything_else_is_refused() -> None:
     with pytest.raises(Unusable, match="ZIP archive that is neither"):
         read_archive(archive({"a.txt": "text", "word/b.txt": "text"}))
+    with pytest.raises(Unusable, match=r"binary workbook .*save it as \.xlsx"):
+        read_archive(archive({"[Content_Types].xml": "", "xl/workbook.bin": ""}))
 
 
-@pytest.mark.parametrize("file", [docx(), pptx(), xlsx()], ids=["docx", "pptx", "xlsx"])
+@of_each_kind
 def test_document_in_the_strict_form_of_its_format_has_the_same_text(file: bytes) -> None:
-    strict = renamed(
-        file,
-        *(
-            (
-                f"http://schemas.openxmlformats.org/{kind}/2006/".encode(),
-                f"http://purl.oclc.org/ooxml/{kind}/".encode(),
-            )
-            for kind in (
-                "drawingml",
-                "officeDocument",
-                "presentationml",
-                "spreadsheetml",
-                "wordprocessingml",
-            )
-        ),
-    )
-    assert strict != file
-    assert read_archive(strict) == read_archive(file)
+    kinds = b"drawingml officeDocument presentationml spreadsheetml wordprocessingml".split()
+    plain, strict = b"http://schemas.openxmlformats.org/%s/2006/", b"http://purl.oclc.org/ooxml/%s/"
+    other = renamed(file, *((plain % kind, strict % kind) for kind in kinds))
+    assert other != file
+    assert read_archive(other) == read_archive(file)
 
 
-@pytest.mark.parametrize("file", [docx(), pptx(), xlsx()], ids=["docx", "pptx", "xlsx"])
+@of_each_kind
 def test_names_of_parts_are_the_same_in_any_case_and_with_any_separator(file: bytes) -> None:
     parts = {name.swapcase().replace("/", "\\"): part for name, part in parts_of(file).items()}
     assert read_archive(archive(parts)) == read_archive(file)
@@ -123,13 +114,12 @@ def test_media_of_documents_are_not_copied(file: bytes, monkeypatch: pytest.Monk
     assert not any("film" in name for name in read)
 
 
-@pytest.mark.parametrize("file", [docx(), pptx(), xlsx()], ids=["docx", "pptx", "xlsx"])
+@of_each_kind
 def test_broken_part_that_is_needed_is_a_reason(file: bytes) -> None:
-    for name in ("word/document.xml", "ppt/presentation.xml", "xl/workbook.xml"):
-        parts = parts_of(file)
-        if name in parts:
-            with pytest.raises(Unusable, match="broken"):
-                read(read_archive, archive(parts | {name: b"<broken"}))
+    parts = parts_of(file)
+    (name,) = parts.keys() & {"word/document.xml", "ppt/presentation.xml", "xl/workbook.xml"}
+    with pytest.raises(Unusable, match="broken"):
+        read(read_archive, archive(parts | {name: b"<broken"}))
 
 
 def test_link_that_leads_to_nothing_costs_no_text() -> None:

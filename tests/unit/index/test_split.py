@@ -86,15 +86,12 @@ def test_paragraphs_are_not_torn_apart_needlessly(tokenizer: Any) -> None:
     assert all(piece.text.startswith("Travel") and piece.text.endswith("office.") for piece in pieces)
 
 
-def test_short_text_is_one_piece(tokenizer: Any) -> None:
+def test_text_that_fits_is_one_piece(tokenizer: Any) -> None:
+    text = "one two three four five six seven eight nine ten eleven twelve"
+    exactly = len(encode_document(tokenizer, text))
+    assert [piece.text for piece in Splitter(tokenizer, chunk_tokens=exactly).split(text)] == [text]
     text = "One.\n\nTwo.\n\nThree."
     assert [piece.text for piece in Splitter(tokenizer, chunk_tokens=64).split(f"\n {text} \n")] == [text]
-
-
-def test_text_that_fits_exactly_is_not_cut(tokenizer: Any) -> None:
-    text = "one two three four five six seven eight nine ten eleven twelve"
-    limit = len(encode_document(tokenizer, text))
-    assert len(Splitter(tokenizer, chunk_tokens=limit).split(text)) == 1
 
 
 def test_control_tokens_in_a_document_do_not_crumble_it(tokenizer: Any) -> None:

@@ -38,6 +38,17 @@ class Compass:
         return [[math.cos(math.radians(float(text))), math.sin(math.radians(float(text)))] for text in texts]
 
 
+def elsewhere(code: str, root: Path) -> str:
+    """What a process of its own prints that does this with the store of a folder."""
+    begin = "import sys; from pathlib import Path; from test_vectors import Compass, VectorStore\n"
+    begin += "store = VectorStore(Path(sys.argv[1]), Compass())\n"
+    command = [sys.executable, "-c", begin + code, str(root)]
+    here = Path(__file__).parent
+    return subprocess.run(
+        command, check=True, cwd=here, timeout=120, stdout=subprocess.PIPE, text=True
+    ).stdout
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> VectorStore:
     return VectorStore(tmp_path, Compass())
@@ -128,29 +139,19 @@ def test_more_pieces_than_one_batch_holds_are_all_stored(store: VectorStore) -> 
 
 def test_rows_survive_closing(tmp_path: Path) -> None:
     VectorStore(tmp_path, Compass()).put("a", [("k", "5")], {"page": 3, "tags": ["x"], "none": None})
-    code = (
-        "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[2])\n"
-        "from test_vectors import Compass, VectorStore\n"
-        "print(VectorStore(Path(sys.argv[1]), Compass()).search('5', 1))"
-    )
-    command = [sys.executable, "-c", code, str(tmp_path), str(Path(__file__).parent)]
-    answer = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "source='a', ordinal=0, score=1.0, text='5', key='k'" in answer.stdout
-    assert "metadata={'page': 3, 'tags': ['x'], 'none': None}" in answer.stdout
+    answer = elsewhere("print(store.search('5', 1))", tmp_path)
+    assert "source='a', ordinal=0, score=1.0, text='5', key='k'" in answer
+    assert "metadata={'page': 3, 'tags': ['x'], 'none': None}" in answer
 
 
-def test_metadata_of_a_document_cannot_overwrite_the_stores_own(store: VectorStore) -> None:
-    store.put("a", [("k", "0")], {"source": "b", "chunk_key": "x", "ordinal": 7})
-    (hit,) = store.search("0", 1)
-    assert (hit.source, hit.key, hit.ordinal) == ("a", "k", 0)
-
-
-@pytest.mark.parametrize("name", ["", "#", "#document", "chroma:document", "\ud800"])
+@pytest.mark.parametrize(
+    "name", ["", "#", "#document", "chroma:document", "\ud800", "source", "chunk_key", "ordinal"]
+)
 def test_metadata_of_any_name_and_value_comes_back(store: VectorStore, name: str) -> None:
     given = {name: "x", "year": 2024, "tags": [{"a": "\ud800"}], "none": None}
     store.put("a", [("k", "0")], given)
     (hit,) = store.search("0", 1)
-    assert hit.metadata == given
+    assert (hit.source, hit.key, hit.ordinal, hit.metadata) == ("a", "k", 0, given)
 
 
 def test_metadata_that_a_document_has_no_more_is_gone(store: VectorStore) -> None:
@@ -181,15 +182,23 @@ def test_file_in_the_stores_place_is_a_store_error(tmp_path: Path) -> None:
         VectorStore(tmp_path, Compass())
 
 
-def test_folder_that_was_removed_can_be_begun_anew_in_the_same_process(tmp_path: Path) -> None:
+def test_folder_that_was_removed_can_be_begun_anew_in_the_same_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also after an attempt to open it that failed."""
     pytest.importorskip("chromadb", "1.5")  # earlier ones cannot be closed
     for at in ("10", "20"):
-        store = VectorStore(tmp_path / "index", Compass())
+        store = VectorStore(tmp_path, Compass())
         store.put("a", [("a", at)])
         assert [hit.text for hit in store.search("0", 3)] == [at]
         store.close()
         store.close()
-        shutil.rmtree(tmp_path / "index")
+        shutil.rmtree(tmp_path / "chroma")
+        with monkeypatch.context() as patch, pytest.raises(StoreError, match="no such configuration"):
+            refused = Mock(side_effect=ValueError("no such configuration"))
+            patch.setattr("chromadb.api.client.Client.get_or_create_collection", refused)
+            VectorStore(tmp_path, Compass())
+        shutil.rmtree(tmp_path / "chroma")
 
 
 def test_closed_store_says_so(store: VectorStore) -> None:
@@ -225,17 +234,13 @@ def test_fork_of_its_process_is_told_so_and_does_not_wait(store: VectorStore) ->
 
 def test_fork_that_ends_does_not_wait_either(tmp_path: Path) -> None:
     code = (
-        "import os, signal, sys\n"
-        "from pathlib import Path\n"
-        "from test_vectors import Compass, VectorStore\n"
-        "store = VectorStore(Path(sys.argv[1]), Compass())\n"
+        "import os, signal\n"
         "if not (child := os.fork()):\n"
         "    signal.alarm(20)\n"
         "    sys.exit(0)\n"
         "assert os.waitpid(child, 0)[1] == 0"
     )
-    command = [sys.executable, "-c", code, str(tmp_path)]
-    subprocess.run(command, check=True, cwd=Path(__file__).parent, timeout=60)
+    elsewhere(code, tmp_path)
 
 
 def test_store_stays_open_where_another_of_its_folder_cannot_be_opened(
@@ -277,23 +282,6 @@ def test_broken_file_is_a_store_error_each_time(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "chroma")
     with closing(VectorStore(tmp_path, Compass())) as store:
         store.put("a", [("a", "10")])
-
-
-def test_store_that_could_not_be_opened_leaves_nothing_open(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    chromadb = pytest.importorskip("chromadb", "1.5")  # earlier ones cannot be closed
-
-    def refused(*_: object, **__: object) -> None:
-        raise ValueError("no such configuration")
-
-    with monkeypatch.context() as patch, pytest.raises(StoreError, match="no such configuration"):
-        patch.setattr(chromadb.api.client.Client, "get_or_create_collection", refused)
-        VectorStore(tmp_path, Compass())
-    shutil.rmtree(tmp_path / "chroma")
-    store = VectorStore(tmp_path, Compass())
-    store.put("a", [("a", "10")])
-    assert [hit.text for hit in store.search("0", 3)] == ["10"]
 
 
 def test_store_that_cannot_be_written_is_an_error_of_ours(store: VectorStore) -> None:

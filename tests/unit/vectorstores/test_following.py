@@ -170,26 +170,27 @@ def test_what_is_kept_is_what_the_store_holds(contents: list[dict[str, str]]) ->
 # -- texts in rows ----------------------------------------------------------------------------------------
 
 
+ROW = {"text": "A.", "a.b": "B.", "meta": {"body": "C.", "n": 1}}
+
+
 @pytest.mark.parametrize(
-    "row",
+    ("row", "named", "text"),
     [
-        {"page_content": "A.", "metadata": {"source": "x"}},  # LangChain
-        {"text": "A.", "pk": 7},
-        {"content": "A.", "title": "T"},
-        {"_node_content": '{"text": "A.", "metadata": {}}', "doc_id": "d"},  # LlamaIndex
-        {"_node_content": '{"text": ""}', "text": "A."},
-        {"content_with_weight": "A."},  # RAGFlow
+        ({"page_content": "A.", "metadata": {"source": "x"}}, None, "A."),  # LangChain
+        ({"text": "A.", "pk": 7}, None, "A."),
+        ({"content": "A.", "title": "T"}, None, "A."),
+        ({"_node_content": '{"text": "A.", "metadata": {}}', "doc_id": "d"}, None, "A."),  # LlamaIndex
+        ({"_node_content": '{"text": ""}', "text": "A."}, None, "A."),
+        ({"content_with_weight": "A."}, None, "A."),  # RAGFlow
+        (ROW, "a.b", "B."),
+        (ROW, "meta.body", "C."),
+        *((ROW, name, None) for name in ("meta.n", "meta.x.y", "x")),
     ],
 )
-def test_text_is_where_frameworks_keep_it(row: Fields) -> None:
-    assert text_of(row) == "A."
-
-
-def test_named_field_wins_and_may_be_within_others() -> None:
-    row = {"text": "A.", "a.b": "B.", "meta": {"body": "C.", "n": 1}}
-    assert [text_of(row, name) for name in ("a.b", "meta.body", "meta.n", "meta.x.y", "x")] == [
-        "B.", "C.", None, None, None
-    ]  # fmt: skip
+def test_text_is_where_frameworks_keep_it_or_in_a_named_field(
+    row: Fields, named: str | None, text: str | None
+) -> None:
+    assert text_of(row, named) == text
 
 
 @given(st.dictionaries(st.text(), st.none() | st.integers() | st.text() | st.lists(st.text())), st.text())
@@ -215,9 +216,9 @@ def test_row_of_any_kind_has_a_text_or_none(row: Fields, node: str) -> None:
         ("lancedb:///no/such/folder/x", "no folder '/no/such/folder'|pip install lancedb"),
     ],
 )
-def test_wrong_url_is_told_in_one_line(url: str, said: str, server: Keeping) -> None:
+def test_wrong_url_is_told_in_one_line(url: str, said: str) -> None:
     with pytest.raises((ConfigError, MissingDependencyError), match=said) as raised:
-        sync(url, RemoteChat(server.url).collection("x"), progress=False)
+        sync(url, Kept(), progress=False)
     assert KEY not in str(raised.value) and "\n" not in str(raised.value)
 
 
@@ -226,46 +227,34 @@ def test_parts_of_a_url_are_read() -> None:
     assert (at.user, at.key, at.url, at.folders, at.collection) == (
         "me", "a/b", "https://h:1", ("db",), "hand book"
     )  # fmt: skip
-    assert Address.read("qdrant://h/x", "given").key == "given"
+    assert Address.read("qdrant://h/x", "given\n").key == "given", "what a client says of a line end shows it"
     assert Address.read("qdrant://:own@h/x", "given").key == "own"
     assert Address.read("elasticsearch://[::1]/x").url == "http://[::1]:9200"
 
 
-@pytest.mark.parametrize(
-    ("kind", "module"),
-    [
-        ("qdrant", "qdrant_client"),
-        ("chroma", "chromadb"),
-        ("elasticsearch", "elasticsearch"),
-        ("opensearch", "opensearchpy"),
-    ],
-)
-def test_store_behind_a_folder_of_a_proxy_is_asked_there(kind: str, module: str, server: Keeping) -> None:
-    pytest.importorskip(module)
+@pytest.mark.parametrize("kind", ["qdrant", "chroma", "elasticsearch", "opensearch"])
+def test_store_behind_a_folder_of_a_proxy_is_asked_there(kind: str) -> None:
+    modules = {"qdrant": "qdrant_client", "chroma": "chromadb", "opensearch": "opensearchpy"}
+    pytest.importorskip(modules.get(kind, kind))
     with scripted() as proxy:
         proxy.always = lambda *_: error(418, "no store")
         url = proxy.url.replace("http", kind) + "/behind/a%20proxy/handbook"
         with pytest.raises(SourceError, match="/behind/a proxy/handbook cannot be read"):
-            sync(url, RemoteChat(server.url).collection("x"), progress=False)
+            sync(url, Kept(), progress=False)
     assert proxy.asked and all(path.startswith("/behind/a%20proxy/") for _, path, _ in proxy.asked)
 
 
 @pytest.mark.parametrize("kind", ["qdrant", "chroma"])
 def test_key_is_shown_nowhere(
-    kind: str, server: Keeping, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+    kind: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     caplog.set_level(logging.DEBUG)
     at = Address.read(f"{kind}://:{KEY}@127.0.0.1:1/x")
     assert KEY not in f"{at} {at!r}"
     with pytest.raises(SourceError, match=f"{kind}://127.0.0.1:1/x cannot be read") as raised:
-        sync(at, RemoteChat(server.url).collection("x"), progress=False)
+        sync(at, Kept(), progress=False)
     shown = [str(raised.value), caplog.text, *capfd.readouterr()]
     assert not [text for text in shown if KEY in text]
-
-
-def test_key_from_a_file_ends_where_its_line_does() -> None:
-    """A client's words on a header with a line end would show it."""
-    assert Address.read("qdrant://h/x", f"{KEY}\n").key == KEY
 
 
 def test_what_a_client_says_is_one_line_without_the_key() -> None:
@@ -275,8 +264,8 @@ def test_what_a_client_says_is_one_line_without_the_key() -> None:
     assert str(raised.value) == "qdrant://h:6333/x cannot be read: gone away with ***"
 
 
-def test_client_that_cannot_be_closed_fails_no_sync(server: Keeping, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept, whole, broken = RemoteChat(server.url).collection("x"), Listed(*ABC), Listed(*ABC, breaks=0)
+def test_client_that_cannot_be_closed_fails_no_sync(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, whole, broken = Kept(), Listed(*ABC), Listed(*ABC, breaks=0)
     monkeypatch.setattr(STORES["qdrant"], "connect", lambda _: whole)
     assert sync("qdrant://h/x", kept, progress=False).added == 3
     monkeypatch.setattr(STORES["qdrant"], "connect", lambda _: broken)
@@ -284,16 +273,11 @@ def test_client_that_cannot_be_closed_fails_no_sync(server: Keeping, monkeypatch
         sync("qdrant://h/x", kept, progress=False)
 
 
-def test_missing_client_is_one_line_with_its_package(
-    server: Keeping, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_client_is_one_line_with_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert all(kind.package for kind in STORES.values())
     monkeypatch.setitem(sys.modules, "qdrant_client", None)
     with pytest.raises(MissingDependencyError, match="pip install qdrant-client"):
-        sync("qdrant://h/x", RemoteChat(server.url).collection("x"), progress=False)
-
-
-def test_every_kind_says_how_its_client_is_installed() -> None:
-    assert all(kind.package for kind in STORES.values())
+        sync("qdrant://h/x", Kept(), progress=False)
 
 
 def test_tenants_of_one_store_are_followed_by_two_names() -> None:
