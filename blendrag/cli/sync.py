@@ -57,27 +57,31 @@ def sync(
 
     Repeat it after changes: what is unchanged costs nothing, what has left the store is released.
     """
+    from blendrag import vectorstores
     from blendrag.remote.chat import open_chat
-    from blendrag.vectorstores import Address
-    from blendrag.vectorstores import sync as follow
 
-    at, servers = Address.read(store, store_key), [*server] if server else [None]
+    at, servers = vectorstores.Address.read(store, store_key), [*server] if server else [None]
+
+    def tell_servers() -> BlendragError | None:
+        failed = None
+        for one in servers:
+            try:
+                with closing(open_chat({"model": model}, None, one, api_key)) as chat:
+                    report = vectorstores.sync(at, chat.collection(name or str(at)), text_field=text_field)
+            except BlendragError as error:  # the servers behind it are not to miss what this one does
+                failed = failed or error
+                if len(servers) > 1:
+                    say(f"{one}: {error}")
+                continue
+            if json:
+                print_json({"store": str(at), "server": one, **asdict(report)})
+            else:
+                _print(report, at)
+        return failed
+
     with interruptible("interrupted: what was prefilled is kept; the same command goes on from there"):
         for number in count():
-            failed: BlendragError | None = None
-            for one in servers:
-                try:
-                    with closing(open_chat({"model": model}, None, one, api_key)) as chat:
-                        report = follow(at, chat.collection(name or str(at)), text_field=text_field)
-                except BlendragError as error:  # the servers behind it are not to miss what this one does
-                    failed = failed or error
-                    if len(servers) > 1:
-                        say(f"{one}: {error}")
-                    continue
-                if json:
-                    print_json({"store": str(at), "server": one, **asdict(report)})
-                else:
-                    _print(report, at)
+            failed = tell_servers()
             if failed and (watch is None or not number):
                 raise failed
             if watch is None:

@@ -96,6 +96,7 @@ class Index:
         self.life = self.vectors.life = Life()
         self.ledger, self.catalogue = MortalLedger(self.root), MortalCatalogue.open(self.root, IDENTITY)
         self.ledger.life = self.catalogue.life = self.life
+        self.ledger._db.execute("PRAGMA synchronous=OFF")  # processes are killed here, not machines
         self.catalogue.release(LEAVING)
         self.kv -= set(self.catalogue.doomed())
 
