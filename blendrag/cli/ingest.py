@@ -42,11 +42,11 @@ def ingest(
     """Put documents into an index. Repeat it after changes: what is unchanged is skipped."""
     from blendrag.cli.opening import open_index, open_served
     from blendrag.index.index import BlendIndex
-    from blendrag.index.loaders import load_sources
+    from blendrag.index.loaders import resolved
 
     if not paths and questions is None:
         raise typer.BadParameter("no paths are given, nor --questions", param_hint="PATHS")
-    load_sources(paths or ())  # a wrong path is an error before an index is made
+    resolved(paths or ())  # a wrong path is an error before an index is made
     asked = _read_questions(questions) if questions else []
     found: dict[str, Any] = {}
     with (

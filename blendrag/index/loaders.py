@@ -69,21 +69,12 @@ Loaded = Document | Skipped
 Item = Any  # str | Path | Document | anything with page_content and metadata (a LangChain document)
 
 
-def load_sources(items: Item | Iterable[Item], *, exclude: Iterable[Path] = ()) -> Iterator[Loaded]:
-    """Yield a Document or Skipped for everything in ``items``, in a stable order, each file once.
+def resolved(items: Item | Iterable[Item]) -> list[Path | Document]:
+    """Return the absolute path or the document that each of ``items`` stands for.
 
     A string is a path when it exists, and a text when it has several lines or reads like a sentence;
-    ``Document(text=...)`` leaves no doubt. Files are read one at a time, as the iterator advances.
-    ``exclude`` names folders and files left out of walks (the index itself).
-
-    Raises SourceError for a path that does not exist (before anything is read), for a file named directly
-    that cannot be used, and for a folder without a single document.
+    ``Document(text=...)`` leaves no doubt. Raises SourceError for a path that does not exist.
     """
-    return load(resolved(items), exclude=exclude)
-
-
-def resolved(items: Item | Iterable[Item]) -> list[Path | Document]:
-    """Return the absolute path or the document that each of ``items`` stands for. Raises SourceError."""
     return [_resolve(item) for item in ([items] if is_single(items) else items)]
 
 
@@ -169,8 +160,12 @@ def _near(path: Path) -> str:
 
 
 def load(targets: Iterable[Path | Document], *, exclude: Iterable[Path] = ()) -> Iterator[Loaded]:
-    """Do as :func:`load_sources` with what its items stand for. A source that another text has already gets a
-    number behind it."""
+    """Yield a Document or Skipped for everything in ``targets``, in a stable order, each file once, read as
+    the iterator advances. A source that another text has already gets a number behind it.
+
+    exclude: folders and files left out of walks (the index itself). Raises SourceError for a file named
+    directly that cannot be used, and for a folder without a single document.
+    """
     names: dict[str, str] = {}
     for loaded in _read(targets, {os.path.realpath(path) for path in exclude}):
         if isinstance(loaded, Skipped):
