@@ -7,6 +7,7 @@ to the axis; each implementation declares its arguments, in its own file.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any
@@ -102,14 +103,10 @@ def number(most: float = inf) -> Reader:
     """Return a reader of a number from 0 to ``most``."""
 
     def read(text: str) -> float:
-        wanted = "0 or more" if most == inf else f"between 0 and {most:g}"
-        try:
-            value = float(text)
-        except ValueError:
-            raise ValueError(wanted) from None
-        if not 0.0 <= value <= most:
-            raise ValueError(wanted)
-        return value
+        with suppress(ValueError):
+            if 0.0 <= (value := float(text)) <= most:
+                return value
+        raise ValueError("0 or more" if most == inf else f"between 0 and {most:g}")
 
     return read
 
@@ -128,11 +125,8 @@ def yes_or_no(text: str) -> bool:
 
 def layers(text: str) -> tuple[int, ...]:
     """Read ascending numbers of layers, from 1: layer 0 never deviates."""
-    wanted = "ascending layers from 1, as in 1+4+8"
-    try:
+    with suppress(ValueError):
         value = tuple(map(int, text.split("+")))
-    except ValueError:
-        raise ValueError(wanted) from None
-    if min(value) < 1 or list(value) != sorted(set(value)):
-        raise ValueError(wanted)
-    return value
+        if min(value) >= 1 and list(value) == sorted(set(value)):
+            return value
+    raise ValueError("ascending layers from 1, as in 1+4+8")

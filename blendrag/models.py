@@ -223,38 +223,34 @@ def _unpack_default(cache_dir: Path, tell: Tell) -> Path:
     if not _missing_from(target):
         return target
     from filelock import FileLock
+    from safetensors import SafetensorError
 
-    with _unpacking_into(models):
+    try:
         models.mkdir(parents=True, exist_ok=True)
         if shutil.disk_usage(models).free < _UNPACKED_BYTES:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         with FileLock(f"{target}.lock"):
-            if not _missing_from(target):  # another process did it while this one waited
-                return target
-            tell(f"unpacking {DEFAULT_MODEL} (once, about 20 seconds)")
-            unfinished = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=models))
-            try:
-                _dequantise(gguf, unfinished)
-                shutil.rmtree(target, ignore_errors=True)
-                unfinished.rename(target)
-            finally:
-                shutil.rmtree(unfinished, ignore_errors=True)
-    return target
-
-
-@contextlib.contextmanager
-def _unpacking_into(models: Path) -> Iterator[None]:
-    """Raise ConfigError for an error of the system's inside."""
-    from safetensors import SafetensorError
-
-    try:
-        yield
+            if _missing_from(target):  # else another process did it while this one waited
+                tell(f"unpacking {DEFAULT_MODEL} (once, about 20 seconds)")
+                _dequantise_whole(gguf, target)
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())
         raise ConfigError(
             f"cannot unpack {DEFAULT_MODEL} ({_UNPACKED_BYTES >> 20} MiB) into {str(models)!r}: {reason}:"
             " name another folder (cache_dir, BLENDRAG_CACHE_DIR)"
         ) from error
+    return target
+
+
+def _dequantise_whole(gguf: Path, target: Path) -> None:
+    """Write the model's folder, which is there only when it is complete."""
+    unfinished = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=target.parent))
+    try:
+        _dequantise(gguf, unfinished)
+        shutil.rmtree(target, ignore_errors=True)
+        unfinished.rename(target)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def _dequantise(file: Path, into: Path) -> None:

@@ -48,19 +48,21 @@ class Chat(ChatModel):
         """The texts and their KV, opened if need be: takes a moment the first time."""
         return self._library or self._lease.library(self.settings, self.kv_dir)
 
+    @property
+    def _opened(self) -> Library | None:
+        return self._library or self._lease.opened(self.settings, self.kv_dir)
+
     def collection(self, name: str) -> Collection:
         from blendrag.serving.collection import Collection
 
         return Collection(self.library, name)
 
     def prefetch(self, texts: Iterable[str]) -> None:
-        if library := self._library or self._lease.opened(self.settings, self.kv_dir):
+        if library := self._opened:
             library.prefetch(map(encodable, texts))
 
     def order(self, texts: Iterable[str]) -> list[int]:
-        if self.settings.documents_first and (
-            library := self._library or self._lease.opened(self.settings, self.kv_dir)
-        ):
+        if self.settings.documents_first and (library := self._opened):
             return library.order(map(encodable, texts))
         return super().order(texts)
 
@@ -75,9 +77,9 @@ class Chat(ChatModel):
 
     @property
     def context_window(self) -> int:
-        if self.settings.max_model_len is not None:
-            return self.settings.max_model_len
         s = self.settings
+        if s.max_model_len is not None:
+            return s.max_model_len
         window = model_window(resolve_model(s.model, s.cache_dir, revision=s.revision))
         return window or self.library.start().max_model_len
 
@@ -104,7 +106,7 @@ class Chat(ChatModel):
 
     def speculate(self, request: ChatRequest) -> Speculation:
         def begin(request: ChatRequest, freed: bool) -> Turn | None:
-            library = self._library or self._lease.opened(self.settings, self.kv_dir)
+            library = self._opened
             if library is None or not (freed or library.session.idle):
                 return None
             turn = self._turn(request)

@@ -8,6 +8,7 @@ message that it takes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from operator import itemgetter
 from typing import Any
 
 from blendrag.errors import ModelError
@@ -37,9 +38,9 @@ def merge_runs(messages: Messages) -> list[Message]:
 def fit_template(tokenizer: Any, messages: Messages, /, **template_options: Any) -> list[Message]:
     """Return merged messages in the form of which the template passes over the fewest contents. Raises
     ModelError if it takes none."""
-    best: tuple[int, list[Message]] | None = None
-    first_error: ModelError | None = None
     tried: list[list[Message]] = []
+    taken: list[tuple[int, list[Message]]] = []
+    errors: list[ModelError] = []
     for form in _FORMS:
         fitted = merge_runs(form(merge_runs(messages)))
         if fitted in tried:
@@ -48,16 +49,14 @@ def fit_template(tokenizer: Any, messages: Messages, /, **template_options: Any)
         try:
             lost = passed_over(tokenizer, fitted, **template_options)
         except ModelError as error:
-            first_error = first_error or error
+            errors.append(error)
             continue
         if not lost:
             return fitted
-        if best is None or lost < best[0]:
-            best = lost, fitted
-    if best is not None:
-        return best[1]
-    assert first_error is not None
-    raise first_error
+        taken.append((lost, fitted))
+    if not taken:
+        raise errors[0]
+    return min(taken, key=itemgetter(0))[1]
 
 
 def with_roles(messages: Messages, *, system: bool, later: bool, welcome: bool) -> list[Message]:

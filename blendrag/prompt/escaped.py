@@ -13,7 +13,6 @@ import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from html import unescape
 
 from blendrag.prompt.plan import Form
@@ -42,10 +41,11 @@ class _Escape:
 
 
 class _Unescaped:
-    """A text without its escapes of one kind, each of which stood for one character."""
+    """A text without its escapes of one kind, each of which stood for one character. outer: what the text was
+    itself unescaped from, if from anything."""
 
-    def __init__(self, text: str, escape: _Escape) -> None:
-        self._longer, self._signs = [0], list[int]()
+    def __init__(self, text: str, escape: _Escape, outer: _Unescaped | None = None) -> None:
+        self._outer, self._longer, self._signs = outer, [0], list[int]()
         pieces, at, longer = list[str](), 0, 0
         for match in escape.pattern.finditer(text) if escape.mark in text else ():
             begin, end = match.span()
@@ -59,8 +59,9 @@ class _Unescaped:
         return bool(self._signs)
 
     def before(self, position: int) -> int:
-        """Return where what stands at ``position`` begins in the text with its escapes."""
-        return position + self._longer[bisect_left(self._signs, position)]
+        """Return where what stands at ``position`` begins in the text with all its escapes."""
+        position += self._longer[bisect_left(self._signs, position)]
+        return self._outer.before(position) if self._outer else position
 
 
 def find_escaped(text: str, recogniser: Recogniser, reused: Iterable[Match]) -> list[Form]:
@@ -72,29 +73,23 @@ def find_escaped(text: str, recogniser: Recogniser, reused: Iterable[Match]) -> 
     found: dict[tuple[str, str], Form] = {}
     for begin, end in gaps((match for match in reused if match.whole), len(text)):
         part = text[begin:end]
-        for unescaped, original in _unescaped(part) if len(part) >= SHORT_ANCHOR else ():
-            for match in recogniser.find(unescaped, whole=True):
-                form = part[original(match.start) : original(match.end)]
+        for unescaped in _unescaped(part) if len(part) >= SHORT_ANCHOR else ():
+            for match in recogniser.find(unescaped.text, whole=True):
+                form = part[unescaped.before(match.start) : unescaped.before(match.end)]
                 if form != match.known.text:
                     one = Form(match.key, form, match.known.source, match.tokens)
                     found.setdefault((match.key, form), one)
     return list(found.values())
 
 
-def _unescaped(text: str) -> Iterator[tuple[str, Callable[[int], int]]]:
+def _unescaped(text: str) -> Iterator[_Unescaped]:
     """Yield ``text`` unescaped in each of the ways of which it bears marks, and strings in such texts once
-    more: a tool's JSON, which a template writes as JSON. With each comes where a place in it stood in
-    ``text``."""
+    more: a tool's JSON, which a template writes as JSON."""
     for escape in _ESCAPES:
-        if not (outer := _Unescaped(text, escape)):
-            continue
-        yield outer.text, outer.before
-        if inner := _Unescaped(outer.text, _IN_STRING):
-            yield inner.text, partial(_through, outer, inner)
-
-
-def _through(outer: _Unescaped, inner: _Unescaped, position: int) -> int:
-    return outer.before(inner.before(position))
+        if outer := _Unescaped(text, escape):
+            yield outer
+            if inner := _Unescaped(outer.text, _IN_STRING, outer):
+                yield inner
 
 
 def _string_sign(escape: re.Match[str]) -> str:

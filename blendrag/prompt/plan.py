@@ -92,24 +92,23 @@ class PromptPlan:
         """Return rows for ``explain()``: one per segment, then one per document that was not found. unstored:
         chunks whose KV is not there, but for the first ``held`` tokens of the prompt."""
         reasons = iter([note.reason for note in self.notes if note.found])
-        rows: list[dict[str, Any]] = [
-            {
-                "kind": "fresh" if segment.chunk_key is None else "cached",
+        rows: list[dict[str, Any]] = []
+        for start, segment in self._with_starts():
+            cached, tokens = segment.chunk_key is not None, len(segment.token_ids)
+            reason = next(reasons, "") if cached else ""
+            if segment.chunk_key in unstored and start >= held:
+                cached, reason = False, "its KV is not stored now: if it stays so, ingest again"
+            row = {
+                "kind": "cached" if cached else "fresh",
                 "source": segment.source,
-                "tokens": len(segment.token_ids),
-                "reused": 0 if segment.chunk_key is None else len(segment.token_ids),
-                "reason": "" if segment.chunk_key is None else next(reasons, ""),
+                "tokens": tokens,
+                "reused": tokens if cached else 0,
+                "reason": reason,
                 "start": start,
                 "chunk_key": segment.chunk_key,
                 "text": preview(segment.text),
             }
-            for start, segment in self._with_starts()
-        ]
-        for row in rows:
-            if row["chunk_key"] in unstored and row["start"] >= held:
-                row.update(
-                    kind="fresh", reused=0, reason="its KV is not stored now: if it stays so, ingest again"
-                )
+            rows.append(row)
         absent = {"kind": "not found", "reused": 0, "start": None, "chunk_key": None, "text": ""}
         return rows + [
             {**absent, "source": note.source, "tokens": note.tokens, "reason": note.reason}
