@@ -62,8 +62,7 @@ class Adapter:
             self._shapes = {name: _shape(factors, name) for name in sorted(weights)}
 
     def check(self, model: Path) -> None:
-        """Raise ModelError if the adapter was not made for the model in this folder, or cannot be merged into
-        it."""
+        """Raise ModelError if the adapter is not for the model in this folder, or cannot be merged."""
         shapes, types = {}, set()
         for file in weight_files(model):
             with safe_open(file, "np") as weights:

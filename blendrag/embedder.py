@@ -29,8 +29,7 @@ class Embedder:
         self.name = name or self._path
 
     def embed(self, texts: Sequence[str]) -> list[list[float]]:
-        """Return one vector of length 1 per text. Raises ModelNotFoundError when the model cannot be
-        loaded."""
+        """Return one vector of length 1 per text. Raises ModelNotFoundError if there is no such model."""
         if not texts:
             return []
         vectors = self._load().encode(
@@ -45,8 +44,7 @@ class Embedder:
 
     @property
     def max_tokens(self) -> int | None:
-        """Return how many tokens of a text the model reads, special ones included; None: no limit is
-        known."""
+        """Return how many tokens of a text the model reads, special ones included; None: all."""
         return self._load().max_seq_length
 
     def _load(self) -> SentenceTransformer:

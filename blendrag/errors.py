@@ -21,8 +21,7 @@ class MissingDependencyError(BlendragError):
 
 @contextmanager
 def noting(note: str) -> Iterator[None]:
-    """Add a note to errors of blendrag's that are raised inside: what was done all the same, and
-    what helps."""
+    """Add a note to blendrag's errors that are raised inside: what was done all the same, what helps."""
     try:
         yield
     except BlendragError as error:

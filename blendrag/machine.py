@@ -145,8 +145,7 @@ def warn_of_emulation(dtype: str) -> None:
 
 
 def idle_gpu() -> str | None:
-    """Return why an NVIDIA GPU of this machine is not used, and what to install. None: it is, or there is
-    none."""
+    """Return why an NVIDIA GPU here is not used, and what to install; None: it is, or there is none."""
     if not _NVIDIA.exists():
         return None
     import torch

@@ -64,8 +64,7 @@ def first_window(config: Mapping[str, Any]) -> int | None:
 
 
 def attention_heads(model: Path) -> int | None:
-    """Return how many attention heads a layer has, by a model's ``config.json``; None where it does not
-    say."""
+    """Return how many attention heads a layer has, by a model's ``config.json``; None: it does not say."""
     return _text_config(model).get("num_attention_heads")
 
 
@@ -113,8 +112,7 @@ def _load_tokenizer(model: Path, state: tuple[tuple[str, int, int], ...]) -> Any
 
 
 def quantisation(model: Path) -> str | None:
-    """Return how ``config.json`` says that a model's weights are quantised, such as "awq"; None: not at
-    all."""
+    """Return how ``config.json`` says that a model's weights are quantised ("awq"); None: not at all."""
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
     return (config.get("quantization_config") or {}).get("quant_method")
 
@@ -326,8 +324,7 @@ def _missing_from_adapter(folder: Path) -> str | None:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the weight files that a model folder should have: its index says which, where there are several
-    sets."""
+    """Return the weight files that a model folder should have: those of its index, where it has one."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         named = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
@@ -336,8 +333,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 class _Kind(NamedTuple):
-    """A kind of thing that a name may stand for. missing_from: says what a folder lacks to be one; None if
-    nothing."""
+    """A kind of thing that a name may stand for. missing_from: says what a folder lacks to be one, if so."""
 
     name: str
     missing_from: Callable[[Path], str | None]

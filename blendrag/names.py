@@ -13,8 +13,7 @@ T = TypeVar("T")
 
 
 class Registry(dict[str, type[T]], Generic[T]):
-    """A registry of an axis's implementations by name. Asking for one that there is not raises
-    ConfigError."""
+    """A registry of an axis's implementations by name. Asking for an unknown one raises ConfigError."""
 
     def __init__(self, axis: str) -> None:
         """Begin with no implementation. axis: what implementations are called."""

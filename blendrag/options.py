@@ -40,8 +40,7 @@ class BlendOverrides(BaseModel):
     """Options of blending that settings, constructors, commands and requests may give; None is not given."""
 
     quality: Quality | None = Field(
-        default=None,
-        description="How much stored KV is repaired: fast, balanced or close to full prefill.",
+        default=None, description="How much stored KV is repaired: fast, balanced or close to full prefill."
     )
     blend: bool | None = Field(
         default=None,

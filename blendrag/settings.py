@@ -102,10 +102,7 @@ class Settings(BlendOverrides, BaseSettings):
 
     # Blending, for all requests
     blend_share: float = Field(
-        0.4,
-        gt=0.0,
-        le=1.0,
-        description="Share of the time for blending beside running answers; 1: no limit.",
+        0.4, gt=0.0, le=1.0, description="Share of the time for blending beside running answers; 1: no limit."
     )
 
     # Ingest

@@ -35,8 +35,7 @@ class Page(RenderHook):
     and ``<!-- /NAME-table -->``, the second ``NAME-table-2``."""
 
     def __init__(self, path: Path, name: str) -> None:
-        """Read the page. name: the command's. Raises ConfigError if it cannot be read, or has no place for a
-        table."""
+        """Read the page. name: the command's. Raises ConfigError if it cannot be read, or has no place."""
         self._path, self._name, self._tables = path, name, list[Table]()
         mark = rf"{re.escape(name)}-table(?:-(?P<number>[1-9]\d*))?"
         self._place = re.compile(rf"<!-- (?P<mark>{mark}) -->.*?<!-- /(?P=mark) -->", re.DOTALL)

@@ -77,11 +77,13 @@ def visible(text: str, request: ChatRequest, parser: ToolParser | None = None) -
     return text[: len(text) - max(held, default=0)]
 
 
-def _names(request: ChatRequest) -> set[str]:
-    return {tool["function"]["name"] for tool in request.offered}
+def _names(request: ChatRequest) -> list[str]:
+    return [tool["function"]["name"] for tool in request.offered]
 
 
-def _marks(parser: ToolParser | None, names: set[str], *more: str, words: str = _CLOSED) -> re.Pattern[str]:
+def _marks(
+    parser: ToolParser | None, names: Sequence[str], *more: str, words: str = _CLOSED
+) -> re.Pattern[str]:
     """Return what matches where a call begins, or with one of ``more`` texts. words: those that may follow a
     tag, beside the tools' names."""
     marks, tagged = ((OPEN,), True) if parser is None else (parser.marks or (), not parser.end)
@@ -134,7 +136,7 @@ def _limited(reading: Reading, request: ChatRequest) -> Reading:
 
 
 def _parsed_by(
-    parser: ToolParser, text: str, token_ids: Sequence[int], names: set[str], cut: bool
+    parser: ToolParser, text: str, token_ids: Sequence[int], names: Sequence[str], cut: bool
 ) -> Reading:
     marks = _marks(parser, names)
     if cut and parser.end:
@@ -183,7 +185,7 @@ def _prose(before: str, content: str) -> str:
     return before + (behind if behind.strip() else "")
 
 
-def _tagged(text: str, names: set[str], marks: re.Pattern[str]) -> Reading:
+def _tagged(text: str, names: Sequence[str], marks: re.Pattern[str]) -> Reading:
     """Read an answer with calls as JSON behind marks, or alone. What stands around calls is text."""
     if not (begin := marks.search(text)):
         return _bare(text, names)
@@ -203,10 +205,10 @@ def _tagged(text: str, names: set[str], marks: re.Pattern[str]) -> Reading:
     return _sorted(prose + (text[end:] if text[end:].strip() else ""), read)
 
 
-def _bare(text: str, names: set[str]) -> Reading:
+def _bare(text: str, names: Sequence[str]) -> Reading:
     """Read an answer that is a call, or several of them, as JSON; text may follow."""
     values, end = _values(text, 0)
-    if values and all(_is_name(_function(one).get("name"), names) for one, _ in values):
+    if values and all(_function(one).get("name") in names for one, _ in values):
         calls = [_call(*one, names) for one in values]
         if _BEGIN.match(text, end):
             return _sorted("", [*calls, _cut(text[end:])])
@@ -240,7 +242,7 @@ def _cut(written: str) -> InvalidToolCall:
     return InvalidToolCall(written.strip().lstrip(",; \n"), "not a JSON object (cut off by max_tokens?)")
 
 
-def _call(value: Any, written: str, names: set[str]) -> ToolCall | InvalidToolCall:
+def _call(value: Any, written: str, names: Sequence[str]) -> ToolCall | InvalidToolCall:
     if not isinstance(value, dict):
         return InvalidToolCall(written, "not a JSON object")
     value = _function(value)
@@ -255,7 +257,7 @@ def _function(value: dict[str, Any]) -> dict[str, Any]:
     return value["function"] if isinstance(value.get("function"), dict) else value
 
 
-def _call_of(name: Any, arguments: Any, written: str, names: set[str]) -> ToolCall | InvalidToolCall:
+def _call_of(name: Any, arguments: Any, written: str, names: Sequence[str]) -> ToolCall | InvalidToolCall:
     if arguments in (None, "", "null"):  # as some models say that there are none
         arguments = {}
     if isinstance(arguments, str):
@@ -271,10 +273,6 @@ def _call_of(name: Any, arguments: Any, written: str, names: set[str]) -> ToolCa
         return InvalidToolCall(written, "its arguments cannot be written as JSON")
     call = ToolCall(uuid.uuid4().hex[:9], name, arguments)
     return call if name in names else InvalidToolCall(written, f"no tool is called {name!r}", call)
-
-
-def _is_name(value: Any, names: set[str]) -> bool:
-    return isinstance(value, str) and value in names
 
 
 def _parsed(text: str) -> Any:

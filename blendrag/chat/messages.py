@@ -36,8 +36,7 @@ def merge_runs(messages: Messages) -> list[Message]:
 
 
 def fit_template(tokenizer: Any, messages: Messages, /, **template_options: Any) -> list[Message]:
-    """Return merged messages in the form of which the template passes over the fewest contents. Raises
-    ModelError if it takes none."""
+    """Return messages merged in the form that loses fewest contents. Raises ModelError if none is taken."""
     tried: list[list[Message]] = []
     taken: list[tuple[int, list[Message]]] = []
     errors: list[ModelError] = []

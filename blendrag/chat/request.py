@@ -282,8 +282,7 @@ def _call(call: Any) -> dict[str, Any]:
 
 
 def check_variables(chat_template_kwargs: Mapping[str, Any]) -> None:
-    """Raise ConfigError for what templates get from elsewhere, and for what is no variable but says how to
-    apply them."""
+    """Raise ConfigError for what templates get from elsewhere, and for what says how to apply them."""
     if chat_template_kwargs:
         from transformers import PreTrainedTokenizerBase
 

@@ -164,10 +164,10 @@ class Schemas:
         return made
 
     def _named(self, schema: dict[str, Any]) -> dict[str, Any]:
-        """Return a schema with properties in place of an enumeration of their names, as of pydantic's
-        dictionaries; grammars know none."""
+        """Return a schema with properties in place of an enumeration of their names, which grammars do not
+        know: pydantic's dictionaries have one."""
         named = schema["propertyNames"]
-        named = self._definitions.get(str(named.get("$ref")).removeprefix("#/$defs/"), named)
+        named = self._definitions.get(_definition(named), named)
         names = named.get("enum", [named["const"]] if "const" in named else [])
         more = named.keys() - {"const", "description", "enum", "title", "type"}
         if not names or more or not all(isinstance(name, str) for name in names):
@@ -221,7 +221,7 @@ def _ends(schema: Any, ending: set[str]) -> bool:
     """Return whether something finite matches a schema. ending: names of definitions that something does."""
     if not isinstance(schema, Mapping):
         return True
-    if "$ref" in schema and str(schema["$ref"]).removeprefix("#/$defs/") not in ending:
+    if "$ref" in schema and _definition(schema) not in ending:
         return False
     if not all(_ends(one, ending) for one in schema.get("allOf", ())):
         return False
@@ -263,7 +263,8 @@ def with_room(schema: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
     _look(roomy, roomy.get("$defs", {}), True, parts)
     for part, apart in parts.values():
         named = part.get("properties")
-        if named is not None and apart and not _joints(part) and set(part.get("required", ())) <= set(named):
+        alone = apart and not part.keys() & JOINTS
+        if alone and named is not None and set(part.get("required", ())) <= set(named):
             part.setdefault("additionalProperties", False)
         if "string" in _types(part) and part.get("format") in _DIGITS:
             part.setdefault("pattern", _DIGITS[part["format"]])
@@ -288,8 +289,7 @@ def with_room(schema: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
 
 
 def _unrolled(schema: dict[str, Any], levels: int) -> dict[str, Any]:
-    """Return the schema with a definition for each level of those that contain themselves, none below the
-    last."""
+    """Return the schema with a definition for each level of those that contain themselves."""
     definitions: Mapping[str, Any] = schema.get("$defs", {})
     leads = {name: _led_to(one, definitions) for name, one in definitions.items()}
     if not any(name in found for name, found in leads.items()):
@@ -301,8 +301,8 @@ def _unrolled(schema: dict[str, Any], levels: int) -> dict[str, Any]:
         if not isinstance(part, dict):
             return part
         changed = _mapped(part, lambda _, inner: at(inner, owner, level))
-        name = str(part.get("$ref", "")).removeprefix("#/$defs/")
-        if name in leads and name in leads[name]:
+        name = _definition(part)
+        if name in leads.get(name, ()):
             within = name in leads.get(owner, ()) and owner in leads[name]
             name = f"{name}.{level + 1 if within else 0}"
             if within and made.get(name) is None:
@@ -354,7 +354,7 @@ def _led_to(schema: Any, definitions: Mapping[str, Any]) -> set[str]:
         part = waiting.pop()
         if isinstance(part, Mapping):
             waiting += [inner for _, inner in _inner(part)]
-            name = str(part.get("$ref", "")).removeprefix("#/$defs/")
+            name = _definition(part)
             if name in definitions and name not in found:
                 found.add(name)
                 waiting.append(definitions[name])
@@ -367,20 +367,20 @@ def _look(
     """Note every schema that is reached from one, and whether those inside describe their values alone."""
     if not isinstance(schema, dict):
         return
-    joints = _joints(schema)
-    if joints and (len(joints) > 1 or any(name in schema for name in OWN)):
+    joints = schema.keys() & JOINTS
+    if len(joints) > 1 or (joints and schema.keys() & OWN):
         apart = False
     if id(schema) in seen and (apart or not seen[id(schema)][1]):
         return
     seen[id(schema)] = schema, apart
     for keyword, part in _inner(schema):
         _look(part, definitions, apart and (keyword != "allOf" or len(schema["allOf"]) == 1), seen)
-    if "$ref" in schema:
-        _look(definitions.get(str(schema["$ref"]).removeprefix("#/$defs/")), definitions, apart, seen)
+    _look(definitions.get(_definition(schema)), definitions, apart, seen)
 
 
-def _joints(schema: Mapping[str, Any]) -> list[str]:
-    return [name for name in JOINTS if name in schema]
+def _definition(schema: Mapping[str, Any]) -> str:
+    """Return the name of the definition that a schema refers to, if it does."""
+    return str(schema.get("$ref", "")).removeprefix("#/$defs/")
 
 
 def _types(schema: Mapping[str, Any]) -> set[Any]:

@@ -23,8 +23,7 @@ Hashes = npt.NDArray[np.uint64]
 
 
 class Anchors:
-    """An index of texts by their first ``size`` characters; texts that share them (a heading, say) are kept
-    sorted."""
+    """An index of texts by their first ``size`` characters; those that share them (a heading) are sorted."""
 
     def __init__(self, size: int) -> None:
         self.size = size

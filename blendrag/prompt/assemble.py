@@ -47,16 +47,9 @@ def assemble(
 
 
 def render_turn(
-    tokenizer: Any,
-    system_prompt: str,
-    history: Messages,
-    stuffed: str,
-    separator: str,
-    /,
-    **options: Any,
+    tokenizer: Any, system_prompt: str, history: Messages, stuffed: str, separator: str, /, **options: Any
 ) -> tuple[list[Part], int]:
-    """Return the rendered parts, and the number of the message that holds the documents. Options as in
-    ``render_chat``."""
+    """Return the rendered parts, and the number of the message that holds the documents."""
     user = {"role": "user", "content": stuffed}
     if system_prompt:
         messages = [{"role": "system", "content": system_prompt}, *history, user]

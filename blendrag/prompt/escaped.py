@@ -32,8 +32,7 @@ _HTML = re.compile(r"&(?:amp|lt|gt|quot|apos|nbsp|#[0-9]{1,7}|#[xX][0-9a-fA-F]{1
 
 @dataclass(frozen=True, slots=True)
 class _Escape:
-    """A way of escaping: what marks that a text may have it, its escapes, and the one character that each
-    stands for."""
+    """A way of escaping: the mark of texts that may have it, its escapes, the character that each is for."""
 
     mark: str
     pattern: re.Pattern[str]

@@ -14,8 +14,7 @@ number."""
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A form in which a prompt holds the text of the known chunk ``key``, escaped: ``text``, as it stands
-    there. tokens: of the known text."""
+    """A form in which a prompt holds a known chunk, escaped. tokens: of the known text."""
 
     key: str
     text: str

@@ -1,5 +1,4 @@
-"""The planning of a prompt that some framework has put together: find what is known in it, splice stored ids
-in."""
+"""The planning of a prompt that some framework has made: find what is known in it, splice stored ids in."""
 
 from __future__ import annotations
 

@@ -21,8 +21,7 @@ _CONTENT = "Yes."
 
 def start_prefix(tokenizer: Any) -> tuple[int, ...]:
     """Return the token ids that every chat begins with, whatever its messages say: the template's markup
-    before the first of them. Without a chat template: the model's
-    beginning-of-sequence token, if it has one."""
+    before the first of them. Without a chat template: the model's BOS token, if it has one."""
     if not getattr(tokenizer, "chat_template", None):
         return encode_markup(tokenizer, implied_bos(tokenizer) or "")
     parts, _ = render_turn(tokenizer, _CONTENT, (), _CONTENT, "", strftime_now=_SOME_DAY.strftime)

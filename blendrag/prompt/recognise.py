@@ -30,8 +30,7 @@ class KnownText:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A match: ``text[start:end]`` of a prompt is what the first ``tokens`` of ``known``, or all, decode
-    to."""
+    """A match: the first ``tokens`` of ``known``, or all, decode to ``text[start:end]`` of a prompt."""
 
     start: int
     end: int

@@ -110,8 +110,7 @@ def _join(pieces: Sequence[str], contents: Sequence[str]) -> str:
 
 
 def encode_document(tokenizer: Any, text: str) -> tuple[int, ...]:
-    """Return the token ids of a document, question or any other text that is not the template's: no control
-    tokens."""
+    """Return the token ids of a document, question or other text of users: no control tokens."""
     with _encoding:
         spelled = _spelled.get(tokenizer)
         if spelled is None:
@@ -172,7 +171,6 @@ def _spell_control_tokens(tokenizer: Any) -> dict[int, tuple[int, ...]]:
 
 
 def control_tokens(tokenizer: Any) -> dict[int, str]:
-    """Return the texts of the tokens that are markup, by id. Added ones without letters (runs of blanks) are
-    none."""
+    """Return the texts of the tokens that are markup, by id: added ones with letters, not runs of blanks."""
     added = tokenizer.added_tokens_decoder.items()
     return {token: one.content for token, one in added if any(map(str.isalpha, one.content))}

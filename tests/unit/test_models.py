@@ -244,11 +244,7 @@ def test_cut_weights_are_reported_and_not_digested(tmp_path: Path, keep: int) ->
     [
         ({"rope_parameters": {"rope_type": "longrope"}}, {"original_max_position_embeddings": 4096}, 4096),
         ({"rope_scaling": {"type": "su"}}, {"original_max_position_embeddings": 4096}, 4096),
-        (
-            {"rope_scaling": {"rope_type": "longrope", "original_max_position_embeddings": 4096}},
-            {},
-            131072,
-        ),
+        ({"rope_scaling": {"rope_type": "longrope", "original_max_position_embeddings": 4096}}, {}, 131072),
         (
             {"rope_parameters": {"full_attention": {"rope_type": "longrope"}}},
             {"original_max_position_embeddings": 4096},
