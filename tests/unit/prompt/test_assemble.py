@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from blendrag.prompt import KnownText, assemble, decode, encode_document, render_chat
@@ -58,7 +58,6 @@ hostile = st.one_of(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(hostile, hostile, hostile.filter(bool), hostile, st.booleans())
 def test_nobody_but_the_template_can_write_control_tokens(
     tokenizer: Any,

@@ -5,6 +5,7 @@ import html
 import json
 import textwrap
 import time
+from collections.abc import Callable
 from typing import Any
 from xml.etree import ElementTree
 
@@ -45,17 +46,9 @@ def known(tokenizer: Any) -> Recogniser:
     return recogniser
 
 
-def as_langchain_list(texts: dict[str, str]) -> str:
-    documents = [Document(source[:2], text) for source, text in texts.items()]
-    return f"Answer the question based only on the following context:\n{documents}\n\nQuestion: How long?\n"
-
-
 def as_simple_summarize(texts: dict[str, str]) -> str:
     stuffed = "\n".join(f"file_name: {source}\npage: 3\n\n{text}" for source, text in texts.items())
-    return (
-        f"Context information is below.\n---------------------\n{[stuffed]}\n---------------------\n"
-        "Given the context information and not prior knowledge, answer the query.\nQuery: How long?\nAnswer: "
-    )
+    return f"Context information is below.\n-----\n{[stuffed]}\n-----\nQuery: How long?\nAnswer: "
 
 
 def as_json(texts: dict[str, str]) -> str:
@@ -82,44 +75,26 @@ def as_xml(texts: dict[str, str]) -> str:
     return ElementTree.tostring(documents).decode()
 
 
-def as_simple_summarize_html(texts: dict[str, str]) -> str:
-    return html.escape("\n".join(texts.values()))
+def joined(texts: dict[str, str], separator: str = "\n") -> str:
+    return separator.join(texts.values())
 
 
-def as_tool_answer(texts: dict[str, str]) -> str:
-    """JSON in JSON, as a chat template writes a tool's answer."""
-    return json.dumps({"output": as_json(texts)})
-
-
-def as_quoted(texts: dict[str, str]) -> str:
-    return "documents:\n" + "".join(f"> {line}\n" for line in "\n\n".join(texts.values()).split("\n"))
-
-
-def as_loosely_quoted(texts: dict[str, str]) -> str:
-    return "documents:\n" + textwrap.indent("\n".join(texts.values()), ">", lambda line: True)
-
-
-def as_windows_text(texts: dict[str, str]) -> str:
-    return "\n".join(texts.values()).replace("\n", "\r\n")
-
-
-def as_web_text(texts: dict[str, str]) -> str:
-    return "\n".join(text.replace(" ", "\u00a0", 9) for text in texts.values())
-
-
-def as_indented(texts: dict[str, str]) -> str:
-    return "documents:\n" + textwrap.indent("\n".join(texts.values()), "    ")
-
-
-def as_unicode(texts: dict[str, str]) -> str:
-    return json.dumps(list(texts.values()), ensure_ascii=False)
-
-
-SHAPES = [
-    as_langchain_list, as_simple_summarize, as_json, as_unicode, as_tool_answer, as_mustache,
-    as_simple_summarize_html, as_handlebars, as_xml, as_indented, as_quoted, as_loosely_quoted,
-    as_windows_text, as_web_text,
-]  # fmt: skip
+SHAPES: dict[str, Callable[[dict[str, str]], str]] = {
+    "LangChain's list": lambda texts: f"Context:\n{[Document(key[:2], texts[key]) for key in texts]}\nHow?\n",
+    "simple_summarize": as_simple_summarize,
+    "JSON": as_json,
+    "JSON, Unicode": lambda texts: json.dumps(list(texts.values()), ensure_ascii=False),
+    "JSON in JSON, as templates write a tool's answer": lambda texts: json.dumps({"output": as_json(texts)}),
+    "Mustache": as_mustache,
+    "HTML": lambda texts: html.escape(joined(texts)),
+    "Handlebars": as_handlebars,
+    "XML": as_xml,
+    "indented": lambda texts: "documents:\n" + textwrap.indent(joined(texts), "    "),
+    "quoted": lambda texts: "".join(f"> {line}\n" for line in ["", *joined(texts, "\n\n").split("\n")]),
+    "loosely quoted": lambda texts: "documents:\n" + textwrap.indent(joined(texts), ">", lambda line: True),
+    "Windows": lambda texts: joined(texts).replace("\n", "\r\n"),
+    "web": lambda texts: "\n".join(text.replace(" ", "\u00a0", 9) for text in texts.values()),
+}
 
 
 def learn(known: Recogniser, tokenizer: Any, prompt: str) -> list[Form]:
@@ -131,7 +106,7 @@ def learn(known: Recogniser, tokenizer: Any, prompt: str) -> list[Form]:
     return forms
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=list(SHAPES))
 def test_documents_are_found_whole_once_their_form_is_known(
     shape: Any, known: Recogniser, tokenizer: Any
 ) -> None:
@@ -169,7 +144,7 @@ def test_text_that_is_another_ones_escape_stays_itself(known: Recogniser, tokeni
 
 
 def test_plan_notes_what_it_learns_and_keeps_the_prompt(known: Recogniser, tokenizer: Any) -> None:
-    messages = [{"role": "user", "content": as_langchain_list(TEXTS)}]
+    messages = [{"role": "user", "content": SHAPES["LangChain's list"](TEXTS)}]
     plan = plan_chat(messages, tokenizer, known, [TEXTS["d2.md"], "d1"])
     assert plan.text == render_chat(tokenizer, messages)
     notes = {note.source: note for note in plan.notes}
@@ -191,24 +166,8 @@ def test_document_found_up_to_its_first_escape_is_noted_once(known: Recogniser, 
     assert note.reason.startswith("found in part") and "from the next prompt on" in note.reason
 
 
-pieces = st.one_of(
-    st.text(max_size=20),
-    st.sampled_from(
-        [
-            "\\",
-            "'",
-            '"',
-            "[",
-            "\\x",
-            "\\U0011ffff",
-            "\\u12",
-            "&",
-            "&#",
-            "&amp",
-            "&amp;amp;",
-            "&#0;&#1;&#x110000;",
-        ]
-    ),
+pieces = st.text(max_size=20) | st.sampled_from(
+    ["\\", "'", '"', "[", "\\x", "\\U0011ffff", "\\u12", "&", "&#", "&amp", "&amp;amp;", "&#0;&#1;&#x110000;"]
 )
 
 

@@ -207,7 +207,6 @@ def before_first(tokenizer: Any, document: KnownText, system: str, separator: st
     return plan.token_ids[:start]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(SYSTEMS, st.sampled_from([None, TRIMMING, NO_SYSTEM]), st.sampled_from(["\n\n", " "]))
 def test_prefix_is_what_stands_before_the_first_document(
     tokenizer: Any,

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blendrag.prompt import KnownText, Match, Recogniser, decode, encode_document
-from blendrag.prompt.anchors import Anchors
 from blendrag.prompt.recognise import gaps
 
 
@@ -234,23 +233,6 @@ def test_concurrent_changes_do_not_lose_texts() -> None:
     for thread in threads:
         thread.join()
     assert len(recogniser) == len(stays)
-
-
-def test_scan_does_not_slow_down_with_the_number_of_texts() -> None:
-    texts = [f"{at:05d} is the number of this page, and it stays the number of it." for at in range(50_000)]
-    prompt = "\n\n".join(texts[at] for at in range(0, 50_000, 800))[:4200]
-    took: list[list[float]] = [[], []]
-    scanners = [Anchors(32), Anchors(32)]
-    for anchors, known in zip(scanners, (texts[::800], texts), strict=True):
-        for text in known:
-            anchors.add(text)
-    for _ in range(20):
-        for anchors, times in zip(scanners, took, strict=True):
-            begin = time.perf_counter()
-            assert len(anchors.starts(prompt)) == 63
-            times.append(time.perf_counter() - begin)
-    few, many = map(min, took)
-    assert many < 20 * few  # 800 times as many texts
 
 
 # -- what an index of 100,000 chunks costs --------------------------------------------------------------

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from blendrag.prompt import Recogniser, Sightings, encode_document, plan_prompt
@@ -200,14 +200,12 @@ def test_no_two_tenants_have_the_same_hashes(tokenizer: Any, known: Recogniser) 
 
 
 @given(st.text(max_size=600), st.integers(1, 40))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_phrases_are_in_order_and_apart(text: str, times: int) -> None:
     edges = [edge for phrase in _phrases(text * times) for edge in phrase]
     assert edges == sorted(edges) and (not edges or (edges[0] >= 0 and edges[-1] <= len(text) * times))
 
 
 @given(st.lists(st.text(max_size=300), min_size=1, max_size=4), st.integers(0, 3))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_texts_found_are_in_the_prompt(tokenizer: Any, parts: list[str], held: int) -> None:
     text = "\n\n".join(part * 8 for part in parts)
     plan = PromptPlan((Segment(f"-{text}", (0,) * (len(text) + 1)), Segment(PAGES[0], (1,) * 9)))
