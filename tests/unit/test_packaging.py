@@ -46,12 +46,17 @@ def project(folder: Path) -> dict[str, Any]:
     return tomllib.loads((folder / "pyproject.toml").read_text())["project"]
 
 
+def pinned(lock: Path, here: bool = False) -> list[tuple[str, Version]]:
+    """The packages of a lock file, or those for this Python. What is no exact version is no Version."""
+    found = [one for one in requirements(lock) if not here or one.marker is None or one.marker.evaluate()]
+    return [(canonicalize_name(each.name), Version(str(each.specifier).removeprefix("=="))) for each in found]
+
+
 @cache
 def pins() -> list[tuple[str, Version]]:
     """Every package of every lock file with its version, but for what is installed apart to replace one."""
     locks = [lock for lock in (ROOT / "requirements").glob("*.lock") if lock != OLDEST_VLLM]
-    found = [each for lock in locks for each in requirements(lock)]
-    return [(canonicalize_name(each.name), Version(str(each.specifier).removeprefix("=="))) for each in found]
+    return [pin for lock in locks for pin in pinned(lock)]
 
 
 @cache
@@ -71,6 +76,7 @@ def requirements(path: Path) -> list[Requirement]:
     return [Requirement(line) for line in path.read_text().splitlines() if not line.startswith("#")]
 
 
+CPU, DEV = (dict(pinned(ROOT / "requirements" / f"{name}.lock", here=True)) for name in ("cpu", "dev"))
 OLDEST = f"{next(iter(SpecifierSet(project(ROOT)['requires-python']))).version}.0"
 
 
@@ -109,14 +115,26 @@ def test_package_that_only_some_pythons_need_is_locked(python: str) -> None:
 
 @pytest.mark.parametrize("folder", [ROOT, *INTEGRATIONS], ids=lambda folder: folder.name)
 def test_what_a_package_asks_for_is_locked(folder: Path) -> None:
-    locked = dict(pins())
+    """And what our own package needs without its tests, in the lock of what is installed without them."""
     about = project(folder)
-    extras = [
-        line for name, lines in about["optional-dependencies"].items() if name != "cuda" for line in lines
-    ]
-    for requirement in map(Requirement, about["dependencies"] + extras):
-        if requirement.name not in ("blendrag", about["name"]):
-            assert requirement.specifier.contains(locked[canonicalize_name(requirement.name)]), requirement
+    for extra, lines in {"": about["dependencies"], **about["optional-dependencies"]}.items():
+        locked = dict(pins()) if folder != ROOT else CPU if extra != "dev" else CPU | DEV
+        for one in map(Requirement, lines if extra != "cuda" else ()):
+            if one.name not in ("blendrag", about["name"]):
+                assert one.specifier.contains(locked[canonicalize_name(one.name)]), one
+
+
+def test_installed_versions_are_the_locked_ones() -> None:
+    found = {name: Version(version(name).partition("+")[0]) for name in CPU | DEV}
+    assert found == CPU | DEV
+
+
+@pytest.mark.parametrize("name", ["torchvision", "torchaudio", "torchcodec"])
+def test_package_that_breaks_transformers_is_neither_locked_nor_installed(name: str) -> None:
+    """Its build breaks `import transformers` beside a CPU build of torch; text models do not need it."""
+    assert name not in CPU | DEV
+    with pytest.raises(PackageNotFoundError):
+        version(name)
 
 
 def test_oldest_that_an_extra_promises_is_tested() -> None:
@@ -281,64 +299,3 @@ def test_imports_load_no_heavy_library() -> None:
 def test_license_and_types_are_shipped(folder: Path) -> None:
     assert (folder / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
     assert len(list(folder.glob("l*_*/**/py.typed"))) == 1
-
-
-# -- the locks ------------------------------------------------------------------------------------------
-
-# Their builds break `import transformers` beside a CPU build of torch; text models do not need them.
-FORBIDDEN = ("torchvision", "torchaudio", "torchcodec")
-
-
-def read_lock(name: str) -> dict[str, Requirement]:
-    lines = (ROOT / "requirements" / name).read_text().splitlines()
-    pins = [Requirement(line) for line in lines if line and not line.startswith("#")]
-    return {canonicalize_name(pin.name): pin for pin in pins if pin.marker is None or pin.marker.evaluate()}
-
-
-def pinned(pin: Requirement) -> str:
-    (only,) = pin.specifier
-    assert only.operator == "==" and not pin.url, f"{pin} is not an exact pin"
-    return only.version
-
-
-CPU, DEV = read_lock("cpu.lock"), read_lock("dev.lock")
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-EXTRAS = PROJECT["optional-dependencies"]
-
-
-@pytest.mark.parametrize("name", sorted(CPU | DEV))
-def test_installed_version_is_the_pinned_one(name: str) -> None:
-    assert version(name).partition("+")[0] == pinned((CPU | DEV)[name])
-
-
-NOT_HERE = {"cuda", "dev"}
-RUNTIME = PROJECT["dependencies"] + [
-    one for extra in EXTRAS.keys() - NOT_HERE for one in EXTRAS[extra] if not one.startswith("blendrag[")
-]
-
-
-@pytest.mark.parametrize("text", sorted(set(RUNTIME)))
-def test_dependency_is_covered_by_the_runtime_lock(text: str) -> None:
-    wanted = Requirement(text)
-    assert wanted.specifier.contains(pinned(CPU[canonicalize_name(wanted.name)]))
-
-
-@pytest.mark.parametrize("text", EXTRAS["dev"])
-def test_test_tool_is_covered_by_a_lock(text: str) -> None:
-    wanted = Requirement(text)
-    assert wanted.specifier.contains(pinned((CPU | DEV)[canonicalize_name(wanted.name)]))
-
-
-@pytest.mark.parametrize("name", FORBIDDEN)
-def test_package_that_breaks_transformers_is_neither_pinned_nor_installed(name: str) -> None:
-    assert name not in CPU | DEV
-    with pytest.raises(PackageNotFoundError):
-        version(name)
-
-
-def test_lock_names_no_registry_and_no_path() -> None:
-    for name in ("cpu.lock", "dev.lock"):
-        lines = (ROOT / "requirements" / name).read_text().splitlines()
-        assert not [
-            line for line in lines if not line.startswith("#") and ("/" in line or line.startswith("-"))
-        ]
