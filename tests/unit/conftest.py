@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from copy import copy
 from functools import cache
+from typing import Any
 
 import pytest
 import typer.testing
@@ -27,6 +29,18 @@ def command_line_built_once() -> Iterator[None]:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     path = write_dialogs(tmp_path_factory.mktemp("dialogs") / "dialogs.jsonl")
     return train_on_file(path, features(), held_out=0.3)
+
+
+@pytest.fixture(scope="session")
+def with_template(tokenizer: Any) -> Callable[[Any], Any]:
+    """The default tokenizer under another chat template."""
+
+    def change(template: Any) -> Any:
+        changed = copy(tokenizer)
+        changed.chat_template = template
+        return changed
+
+    return change
 
 
 mount = pytest.fixture(mounts)

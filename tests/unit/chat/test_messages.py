@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from copy import copy
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -34,21 +34,25 @@ REFUSING = "{{ raise_exception('never') }}"
 
 
 @pytest.fixture
-def strict(tokenizer: Any) -> Any:
-    strict = copy(tokenizer)
-    strict.chat_template = ALTERNATING
-    return strict
+def strict(with_template: Any) -> Any:
+    return with_template(ALTERNATING)
 
 
 def say(role: str, content: str, **more: Any) -> dict[str, Any]:
     return {"role": role, "content": content, **more}
 
 
-def test_runs_of_one_role_are_joined() -> None:
-    merged = merge_runs(
-        [say("system", "a"), say("system", "b"), say("user", "c"), say("user", "d"), say("assistant", "e")]
-    )
-    assert merged == [say("system", "a\nb"), say("user", "c\nd"), say("assistant", "e")]
+def test_runs_of_one_role_are_joined_and_what_was_given_stays() -> None:
+    messages = [
+        say("system", "a"),
+        say("system", "b"),
+        say("user", "c"),
+        say("user", "d"),
+        say("critic", "e"),
+    ]
+    before = deepcopy(messages)
+    assert merge_runs(messages) == [say("system", "a\nb"), say("user", "c\nd"), say("critic", "e")]
+    assert messages == before
 
 
 def test_results_of_two_tools_stay_two() -> None:
@@ -71,12 +75,6 @@ def test_thinking_of_merged_messages_is_kept() -> None:
     assert merge_runs([one, say("assistant", "a")])[0]["reasoning_content"] == "Think 1."
 
 
-def test_messages_given_are_left_unchanged() -> None:
-    given_messages = [say("user", "a"), say("user", "b")]
-    merge_runs(given_messages)
-    assert given_messages == [say("user", "a"), say("user", "b")]
-
-
 def test_template_without_system_role_gets_it_in_the_first_turn(strict: Any) -> None:
     fitted = fit_template(strict, [say("system", "Be brief."), say("user", "Hello")])
     assert fitted == [say("user", "Be brief.\nHello")]
@@ -91,12 +89,7 @@ def test_template_that_wants_turns_gets_them_with_tools_and_an_assistant_who_beg
 @pytest.mark.parametrize("template", [PASSING_OVER, ONLY_FIRST])
 def test_system_message_behind_others_is_lost_in_no_template(strict: Any, template: str) -> None:
     strict.chat_template = template
-    talk = [
-        say("system", "Be brief."),
-        say("user", "Hi"),
-        say("assistant", "Hello"),
-        say("system", "In French."),
-    ]
+    talk = [say("system", "s"), say("user", "Hi"), say("assistant", "Hello"), say("system", "In French.")]
     fitted = fit_template(strict, [*talk, say("user", "And?")])
     assert fitted == [*talk[:3], say("user", "In French.\nAnd?")]
 
@@ -137,20 +130,14 @@ def test_contents_stay_whole_and_in_order(history: list[tuple[str, str]]) -> Non
 
 @pytest.mark.parametrize(
     "roles",
-    [
-        ("system", "user"),
-        ("assistant", "user"),
-        ("system", "assistant", "user"),
-        ("system", "user", "assistant", "system", "user"),
-    ],
+    ["system user", "assistant user", "system assistant user", "system user assistant system user"],
 )
 def test_client_of_a_server_sends_the_messages_that_it_would_compute(
-    tokenizer: Any, roles: tuple[str, ...]
+    tokenizer: Any, with_template: Any, roles: str
 ) -> None:
-    messages = [say(role, f"{number}") for number, role in enumerate(roles)]
+    messages = [say(role, f"{number}") for number, role in enumerate(roles.split())]
     for template in (tokenizer.chat_template, ALTERNATING, PASSING_OVER, ONLY_FIRST):
-        one = copy(tokenizer)
-        one.chat_template = template
+        one = with_template(template)
         facts = TemplateFacts.of(one)
         takes = {"system": facts.takes_system, "later": facts.takes_later, "welcome": facts.takes_welcome}
         assert with_roles(messages, **takes) == fit_template(one, messages)
@@ -254,18 +241,11 @@ def test_one_text_is_one_and_what_is_none_is_named(name: str) -> None:
 @pytest.mark.parametrize(
     ("option", "value"),
     [
-        ("max_tokens", 0),  # not the whole window
-        ("max_tokens", -5),
-        ("max_tokens", 2.5),
-        ("max_tokens", "many"),
-        ("max_retries", -1),
-        ("max_retries", "1"),
-        ("temperature", "hot"),
-        ("temperature", float("nan")),
-        ("top_p", -1),
+        ("max_tokens", 0), ("max_tokens", 2.5), ("max_tokens", "many"), ("max_retries", -1),
+        ("max_retries", "1"), ("temperature", "hot"), ("temperature", float("nan")), ("top_p", -1),
         ("timeout", "soon"),
     ],
-)
+)  # fmt: skip
 def test_number_that_cannot_be_used_is_refused_by_the_name_of_its_option(option: Any, value: Any) -> None:
     with pytest.raises(ConfigError, match=f"{option} has to be a .*number of at least"):
         make_request(Settings(), "text", {option: value})

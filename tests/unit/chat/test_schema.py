@@ -9,7 +9,6 @@ from random import Random
 from typing import Any
 
 import jsonschema
-import llguidance
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,6 +16,7 @@ from hypothesis import strategies as st
 from blendrag.chat.schema import json_grammar, with_room
 from blendrag.engine.client.generation import Grammar
 from blendrag.errors import ConfigError
+from grammars import BYTES, held, matcher_of
 
 JOKE = {
     "type": "object",
@@ -237,20 +237,12 @@ DEFINITIONS = {
 }
 
 
-def held(grammar: Grammar, text: str) -> bool:
-    """Whether the grammar has this text."""
-    matcher = llguidance.LLMatcher(BYTES, llguidance.LLMatcher.grammar_from_json_schema(grammar.value))
-    return matcher.try_consume_tokens(list(text.encode())) == len(text.encode()) and matcher.is_accepting()
-
-
 PLAIN = {*range(32, 127)} - {92}
-BYTES = llguidance.LLTokenizer("byte")
 
 
 def walked(grammar: Grammar, random: Random, most: int = 400) -> Any:
     """A value that the grammar has at random, nearing an end."""
-    matcher = llguidance.LLMatcher(BYTES, llguidance.LLMatcher.grammar_from_json_schema(grammar.value))
-    text = bytearray()
+    matcher, text = matcher_of(grammar), bytearray()
     for step in range(most):
         allowed = [token for token, bias in enumerate(matcher.compute_logit_bias()) if bias]
         assert allowed and not matcher.is_error(), matcher.get_error()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import warnings
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
-from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -243,13 +242,12 @@ def test_effort_is_warned_about_where_the_template_knows_nothing_of_it(tokenizer
         with_tools(replace(facts, names=None), request)
 
 
-def test_names_of_a_template_are_those_of_its_code(tokenizer: Any) -> None:
-    tokenizer = copy(tokenizer)
-    tokenizer.chat_template = {
+def test_names_of_a_template_are_those_of_its_code(with_template: Any) -> None:
+    templates = {
         "default": "in prose {% if reasoning_effort %}{{ a.b | tojson }}{% endif %}{% generation %}",
         "tools": "{# in a comment #}{{ 'in a string' }}{{ tools }}",
     }
-    names = TemplateFacts.of(tokenizer).names
+    names = TemplateFacts.of(with_template(templates)).names
     assert names and {"reasoning_effort", "a", "b", "tools"} <= {*names}
     assert not {"prose", "comment", "string"} & {*names}
 

@@ -1,24 +1,10 @@
 from __future__ import annotations
 
-from collections.abc import Callable
-from copy import copy
 from typing import Any
 
 import pytest
 
 from blendrag.prompt import KnownText, Recogniser, encode_document
-
-
-@pytest.fixture(scope="session")
-def with_template(tokenizer: Any) -> Callable[[str], Any]:
-    """The default tokenizer under another chat template."""
-
-    def change(template: str) -> Any:
-        changed = copy(tokenizer)
-        changed.chat_template = template
-        return changed
-
-    return change
 
 
 @pytest.fixture(scope="session")
