@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,13 @@ FRAGMENTS = {
 }  # fmt: skip
 
 
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
 def first_words(path: Path) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         for one in body if isinstance(body := getattr(node, "body", None), list) else ():
             if isinstance(one, ast.Expr) and isinstance(text := getattr(one.value, "value", None), str):
                 yield one.lineno, text.split(None, 1)[0]
@@ -38,7 +44,7 @@ def test_no_docstring_begins_as_a_fragment() -> None:
 def names_of(path: Path) -> Iterator[str]:
     yield path.stem
     yield path.parent.name
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         match node:
             case ast.Name(ast_name) | ast.Attribute(attr=ast_name):
                 yield ast_name
