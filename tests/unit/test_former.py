@@ -16,18 +16,22 @@ from blendrag.settings import RENAMED, Settings
 
 TIERS = [{"kind": "ram", "bytes": 2 << 30}, {"kind": "disk"}]
 RAM, DISK = TIERS
+OF_VLLM = {
+    "revision": "main", "kv_cache_dtype": "fp8", "gpu_memory_utilization": 0.5, "tensor_parallel_size": 2,
+    "max_num_batched_tokens": 512, "enforce_eager": True,
+}  # fmt: skip
+GONE = {
+    "trace": True, "controller": True, "claim": "async", "mask": "dense", "prefix_forecasts": True,
+    "prices": {"ram": 1}, "layers_in_flight": 4, "ingest_batch_tokens": 64, "call_timeout_s": 60,
+    "start_timeout_s": 60,
+}  # fmt: skip
 NOW: list[tuple[dict[str, Any], dict[str, Any]]] = [
-    ({"revision": "main"}, {"engine_args": {"revision": "main"}}),
-    ({"kv_cache_dtype": "fp8"}, {"engine_args": {"kv_cache_dtype": "fp8"}}),
-    ({"gpu_memory_utilization": 0.5}, {"engine_args": {"gpu_memory_utilization": 0.5}}),
-    ({"tensor_parallel_size": 2}, {"engine_args": {"tensor_parallel_size": 2}}),
+    *(({name: value}, {"engine_args": {name: value}}) for name, value in OF_VLLM.items()),
     (
         {"max_num_seqs": 8, "engine_args": {"max_logprobs": 50}},
         {"engine_args": {"max_logprobs": 50, "max_num_seqs": 8}},
     ),
-    ({"max_num_batched_tokens": 512}, {"engine_args": {"max_num_batched_tokens": 512}}),
     ({"prefix_caching": False}, {"engine_args": {"enable_prefix_caching": False}}),
-    ({"enforce_eager": True}, {"engine_args": {"enforce_eager": True}}),
     ({"metric": "k", "selector": "hkvd@0.2"}, {"selector": "hkvd@0.2:metric=k"}),
     ({"metric": "k"}, {}),  # the default selector measures nothing
     ({"check_layers": [1, 4], "selector": "gradual"}, {"selector": "gradual:check_layers=1+4"}),
@@ -54,16 +58,7 @@ NOW: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ),
     ({"reorder_window": 8}, {"order": "retrieved:window=8"}),
     ({"reorder_window": 8, "order": "tree"}, {"order": "tree:window=8"}),
-    ({"trace": True}, {}),
-    ({"controller": True}, {}),
-    ({"claim": "async"}, {}),
-    ({"mask": "dense"}, {}),
-    ({"prefix_forecasts": True}, {}),
-    ({"prices": {"ram": 1}}, {}),
-    ({"layers_in_flight": 4}, {}),
-    ({"ingest_batch_tokens": 64}, {}),
-    ({"call_timeout_s": 60}, {}),
-    ({"start_timeout_s": 60}, {}),
+    *(({name: value}, {}) for name, value in GONE.items()),
 ]
 
 

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from copy import copy
 from typing import Any
 
 import pytest
@@ -229,12 +228,14 @@ def test_date_in_a_template_does_not_make_another_prefix_every_day(
     assert "Today: 26 Jul 2024\n" in text and text.endswith("Answer.<|im_end|>\n<|im_start|>user\n")
 
 
-def test_base_model_has_the_system_prompt_as_its_prefix(tokenizer: Any, sentencepiece_like: Any) -> None:
-    base = copy(tokenizer)
-    base.chat_template = None
+def test_prefix_of_a_base_model_is_its_bos_and_the_system_prompt(
+    with_template: Callable[[Any], Any], sentencepiece_like: Any
+) -> None:
+    base = with_template(None)
     assert decode(base, shared_prefix(base, "Answer.", "\n\n")) == "Answer.\n\n"
-    assert shared_prefix(base, "", "\n\n") == ()
-    assert shared_prefix(sentencepiece_like, "", "\n\n") == (sentencepiece_like.bos_token_id,)
+    assert shared_prefix(base, "", "\n\n") == start_prefix(base) == ()
+    bos = (sentencepiece_like.bos_token_id,)
+    assert shared_prefix(sentencepiece_like, "", "\n\n") == start_prefix(sentencepiece_like) == bos
 
 
 @pytest.mark.parametrize("template", [None, TRIMMING, NO_SYSTEM, DATED])
@@ -250,10 +251,3 @@ def test_start_depends_on_no_message(
             assert decode(model, start) == "<|im_start|>user\n"
         assert whole[: len(start)] == start
         assert "brief" not in decode(model, start) and "Answer" not in decode(model, start)
-
-
-def test_base_model_starts_with_its_bos_or_nothing(tokenizer: Any, sentencepiece_like: Any) -> None:
-    base = copy(tokenizer)
-    base.chat_template = None
-    assert start_prefix(base) == ()
-    assert start_prefix(sentencepiece_like) == (sentencepiece_like.bos_token_id,)

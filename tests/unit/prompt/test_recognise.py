@@ -24,6 +24,9 @@ def spell(text: str) -> tuple[int, ...]:
     return tuple(map(ord, text))
 
 
+TEXT = "A text that is long enough to have an anchor of its own."
+
+
 def known_as(texts: list[str], **options: Any) -> Recogniser:
     recogniser = Recogniser(Letters(), **options)
     for at, text in enumerate(texts):
@@ -172,25 +175,22 @@ def test_text_too_short_to_scan_for_is_found_when_hinted() -> None:
 
 
 def test_adding_a_key_twice_does_not_need_two_removals() -> None:
-    text = "A text that is long enough to have an anchor of its own."
-    recogniser = known_as([text])
-    recogniser.add("0", text, spell(text))
+    recogniser = known_as([TEXT])
+    recogniser.add("0", TEXT, spell(TEXT))
     assert len(recogniser) == 1
     recogniser.remove("0")
     recogniser.remove("0")
-    assert recogniser.find(text) == [] and len(recogniser) == 0
+    assert recogniser.find(TEXT) == [] and len(recogniser) == 0
 
 
 def test_removing_one_of_two_keys_with_the_same_text_does_not_lose_the_other() -> None:
-    text = "A text that is long enough to have an anchor of its own."
-    recogniser = known_as([text, text])
+    recogniser = known_as([TEXT, TEXT])
     recogniser.remove("0")
-    assert spans(recogniser.find(text)) == [(0, len(text), "1")]
+    assert spans(recogniser.find(TEXT)) == [(0, len(TEXT), "1")]
 
 
 def test_lone_surrogate_does_not_break_the_scan() -> None:
-    text = "A text that is long enough to have an anchor of its own."
-    assert spans(known_as([text]).find("\ud800" + text)) == [(1, 1 + len(text), "0")]
+    assert spans(known_as([TEXT]).find("\ud800" + TEXT)) == [(1, 1 + len(TEXT), "0")]
 
 
 def test_partial_match_never_ends_inside_a_character(tokenizer: Any) -> None:
