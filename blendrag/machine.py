@@ -175,7 +175,7 @@ def warn_of_idle_gpu() -> None:
 def cpu() -> str:
     """Return the processor's name."""
     with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
+        for line in _PROCESSORS.read_text().splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()

@@ -286,11 +286,6 @@ def test_what_is_no_variable_is_refused_by_name(make: Callable[..., Chat], name:
         make().request(HI, chat_template_kwargs=name)  # type: ignore[arg-type]
 
 
-def test_setting_of_variables_keeps_the_index_the_same(index: BlendIndex, make: Callable[..., Chat]) -> None:
-    other = make(chat_template_kwargs={"enable_thinking": False})
-    assert other.library is index._library, "the KV of documents does not depend on them"
-
-
 # -- what was thought before ---------------------------------------------------------------------------------
 
 
@@ -298,12 +293,7 @@ def test_thinking_of_this_turn_is_sent_back_and_that_of_earlier_ones_is_not(
     make: Callable[..., Chat],
 ) -> None:
     chat, call = make(), {"id": "a", "name": "clock", "arguments": {}}
-    thought = {
-        "role": "assistant",
-        "reasoning_content": "Look at the clock.",
-        "tool_calls": [call],
-        "content": "",
-    }
+    thought = {"role": "assistant", "content": "", "reasoning_content": "Look at it.", "tool_calls": [call]}
     result = {"role": "tool", "content": "Noon.", "tool_call_id": "a"}
     now = chat.render(chat.request([*HI, thought, result], tools=[TOOL]))
     assert "<think>\nLook at it.\n</think>" in now

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import copy
 import html
 import json
 import textwrap
@@ -216,17 +215,3 @@ def test_prompt_without_marks_is_not_searched_twice(known: Recogniser, monkeypat
     assert find_escaped("An ordinary prompt, R&D & C:\\Users and all. " * 300, known, ()) == []
     with pytest.raises(AssertionError):
         find_escaped("&amp;" * 4, known, ())
-
-
-def test_chat_template_that_escapes_teaches_its_form(tokenizer: Any, known: Recogniser) -> None:
-    template = copy.copy(tokenizer)
-    template.chat_template = (
-        "{% for m in messages %}{{ m.role }}: "
-        "{{ m.content | tojson if m.role == 'tool' else m.content }}\n{% endfor %}"
-    )
-    found = "\n\n".join(TEXTS.values())
-    messages = [{"role": "user", "content": "?"}, {"role": "tool", "content": found}]
-    for form in plan_chat(messages, template, known).forms:
-        known.add(f"{form.key} as JSON", form.text, encode_document(tokenizer, form.text), form.source)
-    plan = plan_chat(messages, template, known)
-    assert [note.reason for note in plan.notes] == ["found"] * len(TEXTS) and not plan.forms

@@ -58,17 +58,6 @@ def test_planning_never_changes_the_text(
         assert plan.token_ids[start : start + length] == stored[:length]
 
 
-def test_last_token_of_a_document_does_not_merge_with_the_separator(
-    tokenizer: Any, recogniser: Recogniser, ingested: list[KnownText]
-) -> None:
-    text = f"{ingested[0].text}\n\n{ingested[2].text}\n\nWho approves travel?"
-    plan = plan_prompt(text, tokenizer, recogniser)
-    assert [segment.token_ids for segment in plan.cached_segments] == [
-        ingested[0].token_ids,
-        ingested[2].token_ids,
-    ]
-
-
 def test_rendered_control_tokens_are_not_spelled_out(tokenizer: Any, recogniser: Recogniser) -> None:
     text = render_chat(tokenizer, [{"role": "user", "content": "Hi"}])
     plan = plan_prompt(text, tokenizer, recogniser)
@@ -100,18 +89,6 @@ def test_added_token_that_is_not_flagged_special_cannot_be_forged(tokenizer: Any
     text = "Say <tool_call> twice: <tool_call>"
     ids = encode_document(extended, text)
     assert controls(extended, ids) == [] and decode(extended, ids) == text
-
-
-def test_document_in_a_system_message_is_found(
-    tokenizer: Any, recogniser: Recogniser, ingested: list[KnownText]
-) -> None:
-    messages = [
-        {"role": "system", "content": f"Answer from this:\n{ingested[1].text}\n---\n{ingested[4].text}"},
-        {"role": "user", "content": "When is lunch?"},
-    ]
-    plan = plan_chat(messages, tokenizer, recogniser)
-    assert plan.cached_keys == ("key1", "key4")
-    assert plan.text == render_chat(tokenizer, messages)
 
 
 def test_documents_that_are_not_reused_are_reported(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blendrag.prompt import KnownText, Match, Recogniser, decode, encode_document
+from blendrag.prompt import Match, Recogniser, decode, encode_document
 from blendrag.prompt.recognise import gaps
 
 
@@ -205,14 +205,6 @@ def test_partial_match_never_ends_inside_a_character(tokenizer: Any) -> None:
         more = range(len(match.token_ids) + 1, len(ids))
         longer = [n for n in more if text[:length].startswith(decode(tokenizer, ids[:n]))]
         assert not longer, "a longer prefix of the ids would have fitted"
-
-
-def test_prefix_below_min_tokens_is_not_reused(ingested: list[KnownText], tokenizer: Any) -> None:
-    known = ingested[0]
-    for min_tokens, count in ((8, 1), (len(known.token_ids), 0)):
-        recogniser = Recogniser(tokenizer, min_tokens=min_tokens)
-        recogniser.add(known.key, known.text, known.token_ids)
-        assert len(recogniser.find(known.text[:100])) == count
 
 
 def test_concurrent_changes_do_not_lose_texts() -> None:
