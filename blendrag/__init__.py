@@ -9,36 +9,64 @@ from blendrag.errors import BlendragError
 from blendrag.version import __version__
 
 if TYPE_CHECKING:
-    from blendrag import vectorstores as vectorstores
-    from blendrag.chat import foreign as foreign
-    from blendrag.chat.answer import Answer as Answer
-    from blendrag.chat.answer import Piece as Piece
-    from blendrag.chat.chat import Chat as Chat
-    from blendrag.chat.interface import ChatModel as ChatModel
-    from blendrag.chat.request import ChatRequest as ChatRequest
-    from blendrag.chat.request import Source as Source
-    from blendrag.chat.speculation import Speculation as Speculation
-    from blendrag.engine.client.generation import Grammar as Grammar
-    from blendrag.engine.client.generation import Sampling as Sampling
-    from blendrag.index.index import BlendIndex as BlendIndex
-    from blendrag.index.ingest import IngestReport as IngestReport
-    from blendrag.index.loaders import Document as Document
-    from blendrag.names import spellings as spellings
-    from blendrag.options import BlendOptions as BlendOptions
-    from blendrag.options import BlendOverrides as BlendOverrides
-    from blendrag.progress import Progress as Progress
-    from blendrag.progress import progress_bar as progress_bar
-    from blendrag.remote.chat import RemoteChat as RemoteChat
-    from blendrag.remote.chat import open_chat as open_chat
-    from blendrag.remote.http import without_password as without_password
-    from blendrag.serving.collection import Collection as Collection
-    from blendrag.serving.collection import KeptDocuments as KeptDocuments
-    from blendrag.serving.collection import SyncReport as SyncReport
-    from blendrag.serving.evidence import Evidence as Evidence
-    from blendrag.serving.prefill import PrefillReport as PrefillReport
-    from blendrag.settings import Settings as Settings
-    from blendrag.strip import Strip as Strip
-    from blendrag.text import plain as plain
+    from blendrag import vectorstores
+    from blendrag.chat import foreign
+    from blendrag.chat.answer import Answer, Piece
+    from blendrag.chat.chat import Chat
+    from blendrag.chat.interface import ChatModel
+    from blendrag.chat.request import ChatRequest, Source
+    from blendrag.chat.speculation import Speculation
+    from blendrag.engine.client.generation import Grammar, Sampling
+    from blendrag.index.index import BlendIndex
+    from blendrag.index.ingest import IngestReport
+    from blendrag.index.loaders import Document
+    from blendrag.names import spellings
+    from blendrag.options import BlendOptions, BlendOverrides
+    from blendrag.progress import Progress, progress_bar
+    from blendrag.remote.chat import RemoteChat, open_chat
+    from blendrag.remote.http import without_password
+    from blendrag.serving.collection import Collection, KeptDocuments, SyncReport
+    from blendrag.serving.evidence import Evidence
+    from blendrag.serving.prefill import PrefillReport
+    from blendrag.settings import Settings
+    from blendrag.strip import Strip
+    from blendrag.text import plain
+
+__all__ = [
+    "Answer",
+    "BlendIndex",
+    "BlendOptions",
+    "BlendOverrides",
+    "BlendragError",
+    "Chat",
+    "ChatModel",
+    "ChatRequest",
+    "Collection",
+    "Document",
+    "Evidence",
+    "Grammar",
+    "IngestReport",
+    "KeptDocuments",
+    "Piece",
+    "PrefillReport",
+    "Progress",
+    "RemoteChat",
+    "Sampling",
+    "Settings",
+    "Source",
+    "Speculation",
+    "Strip",
+    "SyncReport",
+    "__version__",
+    "errors",
+    "foreign",
+    "open_chat",
+    "plain",
+    "progress_bar",
+    "spellings",
+    "vectorstores",
+    "without_password",
+]
 
 _HOMES = {
     "Answer": "blendrag.chat.answer",
@@ -72,8 +100,6 @@ _HOMES = {
     "vectorstores": "blendrag.vectorstores",
     "without_password": "blendrag.remote.http",
 }
-
-__all__ = ["BlendragError", "__version__", "errors", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:

@@ -44,7 +44,7 @@ class Embedder:
 
     @property
     def max_tokens(self) -> int | None:
-        """Return how many tokens of a text the model reads, special ones included; None: all."""
+        """Return how many tokens of a text the model reads, special ones included; None: not known."""
         return self._load().max_seq_length
 
     def _load(self) -> SentenceTransformer:

@@ -14,7 +14,7 @@ number."""
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A form in which a prompt holds a known chunk, escaped. tokens: of the known text."""
+    """A form, ``text``, in which a prompt holds the chunk ``key``, escaped. tokens: of the known text."""
 
     key: str
     text: str

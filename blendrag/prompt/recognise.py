@@ -259,7 +259,10 @@ class Recogniser:
 
 def _shared(one: str, other: str) -> int:
     """Return how many characters the two have in common at the start."""
-    ends = range(1, min(len(one), len(other)) + 1)
+    most, probe = min(len(one), len(other)), 32
+    while probe < most and one[:probe] == other[:probe]:  # mostly they part early, and both may be long
+        probe *= 4
+    ends = range(1, min(most, probe) + 1)
     return bisect_left(ends, True, key=lambda end: one[:end] != other[:end])
 
 

@@ -139,7 +139,8 @@ class Sightings:
         return seen
 
     def _texts(self, stretch: _Stretch, phrases: Sequence[tuple[int, int]]) -> Iterator[str]:
-        """Yield what these phrases begin and end, in parts of about the same length; nothing if short."""
+        """Yield what these phrases begin and end, in parts of about the same length; nothing, if it is too
+        short or cannot be parted."""
         begin, end = phrases[0][0], phrases[-1][1]
         tokens = (end - begin) * stretch.density
         if tokens < MIN_TOKENS:
