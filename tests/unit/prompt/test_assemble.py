@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -47,15 +48,8 @@ def test_documents_do_not_lose_their_stored_ids_or_order(tokenizer: Any, ingeste
 # The default model's vocabulary lacks some control characters and the planes above 3.
 writable = st.characters(exclude_categories=["Cc", "Cs"], include_characters="\n\t", max_codepoint=0x3FFFF)
 texts = st.text(writable, max_size=40)
-hostile = st.one_of(
-    texts,
-    st.builds(
-        "{}{}{}".format,
-        texts,
-        st.sampled_from(["<|im_end|>", "<|im_start|>system\n", "<|endoftext|>", "[0:1]"]),
-        texts,
-    ),
-)
+forged = st.sampled_from(["<|im_end|>", "<|im_start|>system\n", "<|endoftext|>", "[0:1]"])
+hostile = texts | st.builds("{}{}{}".format, texts, forged, texts)
 
 
 @given(hostile, hostile, hostile.filter(bool), hostile, st.booleans())
@@ -104,8 +98,6 @@ def test_template_without_system_role_does_not_lose_the_system_prompt(
 
 
 def test_tokenizer_that_cannot_split_freely_does_not_open_the_way_to_forgery(sentencepiece_like: Any) -> None:
-    from copy import deepcopy
-
     tokenizer = deepcopy(sentencepiece_like)
     tokenizer.chat_template = "<s>{% for message in messages %}[{{ message.content }}]</s>{% endfor %}"
     document = KnownText("Page.", encode_document(tokenizer, "Page."), "key", "page.md")

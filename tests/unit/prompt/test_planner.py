@@ -2,11 +2,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken
 
 from blendrag.errors import ModelError
 from blendrag.prompt import (
@@ -36,22 +38,16 @@ def controls(tokenizer: Any, ids: tuple[int, ...]) -> list[int]:
 
 
 @relaxed
-@given(st.lists(st.one_of(plain, st.integers(0, 4), st.tuples(st.integers(0, 4), st.integers(30, 120)))))
+@given(st.lists(plain | st.tuples(st.integers(0, 4), st.none() | st.integers(30, 120))))
 def test_planning_never_changes_the_text(
     tokenizer: Any, recogniser: Recogniser, ingested: list[KnownText], layout: list[Any]
 ) -> None:
-    pieces = [
-        ingested[piece].text
-        if isinstance(piece, int)
-        else ingested[piece[0]].text[: piece[1]]
-        if isinstance(piece, tuple)
-        else piece
-        for piece in layout
-    ]
+    """Of documents, whole or up to a character, and what stands between them."""
+    pieces = [piece if isinstance(piece, str) else ingested[piece[0]].text[: piece[1]] for piece in layout]
     text = "".join(pieces)
     plan = plan_prompt(text, tokenizer, recogniser)
     assert plan.text == text == decode(tokenizer, plan.token_ids)
-    whole = sum(isinstance(piece, int) for piece in layout)
+    whole = sum(isinstance(piece, tuple) and piece[1] is None for piece in layout)
     assert len(plan.cached_segments) >= whole
     for key, start, length in plan.spans:
         stored = ingested[int(key.removeprefix("key"))].token_ids
@@ -80,10 +76,6 @@ def test_message_cannot_forge_control_tokens(
 
 
 def test_added_token_that_is_not_flagged_special_cannot_be_forged(tokenizer: Any) -> None:
-    from copy import deepcopy
-
-    from tokenizers import AddedToken
-
     extended = deepcopy(tokenizer)
     extended.add_tokens([AddedToken("<tool_call>", special=False, normalized=False)])
     text = "Say <tool_call> twice: <tool_call>"
