@@ -8,25 +8,22 @@ import ipaddress
 import socket
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
 import psutil  # type: ignore[import-untyped]
 
 from blendrag.errors import ConfigError
 
 
-class _Options(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(message)
-
-
 def check_address(options: Sequence[str]) -> None:
     """Bind the address of these options as vLLM's server will, and let go. Raises ConfigError."""
-    parser = _Options(add_help=False, allow_abbrev=False)
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--host", default="")
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--uds")
-    asked, _ = parser.parse_known_args(list(options))
+    try:
+        asked, _ = parser.parse_known_args(list(options))
+    except argparse.ArgumentError as error:
+        raise ConfigError(str(error)) from None
     if asked.uds:
         return _check_path(Path(asked.uds))
     try:

@@ -13,11 +13,11 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from threading import BoundedSemaphore, Lock
-from typing import Annotated, Any, Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import xxhash
 from fastapi import Request
-from pydantic import AfterValidator, ConfigDict, Field, PrivateAttr, field_validator, model_validator
+from pydantic import ConfigDict, Field, PrivateAttr, model_validator
 
 from blendrag.chat.request import RequestOptions, make_request
 from blendrag.engine.client.running import RunningEngine
@@ -33,7 +33,6 @@ from blendrag.server.gate import key_of
 from blendrag.serving.evidence import Evidence, PlannedPrompt
 from blendrag.serving.library import Library
 from blendrag.settings import RENAMED, Settings
-from blendrag.text import encodable
 
 _log = logging.getLogger(__name__)
 
@@ -50,18 +49,13 @@ _MOST_INGESTS = 8  # ingests of a tenant, with the one that is being done
 T = TypeVar("T")
 
 
-Text = Annotated[str, AfterValidator(encodable)]
-
-
 class BlendFields(BlendOverrides):
     """Fields of blending in a request; all of them may be left out. What is not said here is as the embedded
     classes have it."""
 
     model_config = ConfigDict(extra="forbid")
 
-    documents: list[Text] = Field(
-        default=[], description="Texts known to be in the prompt: looked for first."
-    )
+    documents: list[str] = Field(default=[], description="Texts known to be in the prompt: looked for first.")
     conversation: str | None = Field(
         default=None, description="The caller's id of the conversation that the prompt belongs to."
     )
@@ -81,11 +75,6 @@ class BlendFields(BlendOverrides):
         marking = self.model_copy()
         marking._marked = tuple(texts)
         return marking
-
-    @field_validator("*")
-    @classmethod
-    def _encodable(cls, value: Any) -> Any:
-        return encodable(value) if isinstance(value, str) else value
 
     @model_validator(mode="before")
     @classmethod
@@ -190,7 +179,7 @@ class Blending:
         knows recipes of ours by. tool_parser: vLLM's name of the one that reads calls; empty for none."""
         self.library, self.settings, self.name, self.tool_parser = library, settings, name, tool_parser
         self.latest = LatestPrompts()
-        self._engine, self._seal = engine, seal
+        self.engine, self._seal = engine, seal
         self._threads = {
             work: ThreadPoolExecutor(count, thread_name_prefix=f"blendrag-{work}")
             for work, count in _THREADS.items()
@@ -235,7 +224,7 @@ class Blending:
         if (prompt := about.prompt) and prompt.plan.spans:  # plain too: for a comparison, the same prompt
             params, ids = dict[str, Any](), prompt.plan.token_ids
             if prompt.recipe is not None:
-                request.cache_salt = self._engine.turns.salt(namespace, prompt.recipe, ids)
+                request.cache_salt = self.engine.turns.salt(namespace, prompt.recipe, ids)
             if (what := prompt.recipe or prompt.path) is not None:
                 params = sealed(what.transfer_params(about.ticket), request.cache_salt, self._seal)
             door.put(request, list(ids), params)
@@ -270,21 +259,22 @@ class Blending:
         wanted = make_request(self.settings, "", cast(RequestOptions, given))
         try:
             asked = await door.asked(request, state)
-        except Exception as error:  # its own route says it
-            return Blended(plain=f"vLLM refuses the request: {error}", unplanned="refused")
-        if self.library.identity.namespace and any("uuid" in part for part in asked.parts()):
-            raise ConfigError("leave out the uuid of images: it names one in a cache that all tenants share")
-        if asked.plain is not None:
-            return Blended(plain=asked.plain, unplanned="request")
-        try:
+            if self.library.identity.namespace and any("uuid" in part for part in asked.parts()):
+                raise ConfigError(
+                    "leave out the uuid of images: it names one in a cache that all tenants share"
+                )
+            if asked.plain is not None:
+                return Blended(plain=asked.plain, unplanned="request")
             ids = await asked.render()
-        except Exception as error:
+        except ConfigError:
+            raise
+        except Exception as error:  # its own route says it
             return Blended(plain=f"vLLM refuses the request: {error}", unplanned="refused")
         plan = await self.run(lambda: self._plan(ids, wanted.documents))
         if plan is None:
             return Blended(plain="the documents cannot be tokenised apart", unplanned="text")
         more = len(plan.token_ids) - len(ids)
-        if more > 0 and len(plan.token_ids) + (asked.most or 1) > self._engine.max_model_len:
+        if more > 0 and len(plan.token_ids) + (asked.most or 1) > self.engine.max_model_len:
             reason = f"tokenised apart, the documents take {more} tokens too many"
             return Blended(plain=reason, unplanned="window")
         options = wanted.options or self.settings.blending
@@ -298,11 +288,6 @@ class Blending:
             apart=not exact,
             begun=begun,
         )
-
-    @property
-    def context_window(self) -> int:
-        """The most tokens of prompt and answer together."""
-        return self._engine.max_model_len
 
     async def run(self, do: Callable[[], T], work: Work = "plan") -> T:
         """Run in a thread. plan: what takes longer than a moment, and waits for nothing. read: what may take
@@ -355,7 +340,7 @@ class Blending:
     async def _evidence(self, prompt: PlannedPrompt, ticket: str, answer: dict[str, Any]) -> Evidence:
         plain = (answer.get("kv_transfer_params") or {}).get(FIELD)
         if plain is None and (prompt.recipe is not None or prompt.exact):
-            plain = await self._engine.acall("report", ticket)
+            plain = await self.engine.acall("report", ticket)
         usage = answer.get("usage") or {}  # none in a stream whose client did not ask for it
         prefix = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
         if prompt.recipe is not None and plain is None and not usage:

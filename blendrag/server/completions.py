@@ -9,11 +9,11 @@ from functools import partial, reduce
 from inspect import Parameter, Signature
 from operator import or_
 from types import UnionType
-from typing import Annotated, Any, Union, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from fastapi import HTTPException, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
-from pydantic import BaseModel, Discriminator, FailFast, Tag, ValidationError, create_model, model_validator
+from pydantic import BaseModel, Discriminator, Field, Tag, ValidationError, create_model, model_validator
 
 from blendrag.chat.tools import parameters_of
 from blendrag.errors import BlendragError, ConfigError
@@ -21,7 +21,7 @@ from blendrag.server import LIMITS, Limits
 from blendrag.server.blending import FIELD_NAME, Blended, BlendFields, Blending, blending_of
 from blendrag.server.doors import Completions, Door, door_of
 from blendrag.server.gate import key_of
-from blendrag.server.keys import INGEST, Key
+from blendrag.server.keys import Key
 from blendrag.server.knowledge import status_of
 from blendrag.server.page.routes import html_of, wants_html
 from blendrag.server.parts import documents, within
@@ -58,20 +58,13 @@ def body_of(stock: Endpoint, limits: Limits = LIMITS) -> type[BaseModel]:
     )
 
 
-class _FirstMistake(FailFast):
-    """Make it hashable, which the member of a union has to be."""
-
-    def __hash__(self) -> int:
-        return hash(self.fail_fast)
-
-
 def _until_the_first_mistake(model: type[BaseModel], name: str) -> Any:
     """Return a field whose list is read up to its first mistake: an item of a response may be of any of some
     forty kinds, and what is wrong for each of them is listed for each."""
     annotation = model.model_fields[name].annotation
     kinds = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
     quick: list[Any] = [
-        Annotated[kind, _FirstMistake()] if get_origin(kind) is list else kind for kind in kinds
+        Annotated[kind, Field(fail_fast=True)] if get_origin(kind) is list else kind for kind in kinds
     ]
     return reduce(or_, quick), ...
 
@@ -188,9 +181,8 @@ def explained(*bodies: type[BaseModel]) -> Endpoint:
         found = (name for name in kinds if isinstance(body, dict) and name in body)
         return next(found, Completions.holds)
 
-    bodies_by_kind: list[Any] = [Annotated[body, Tag(name)] for name, body in kinds.items()]
-    either = reduce(or_, bodies_by_kind)
-    return _taking(Annotated[either, Discriminator(kind)], explain)
+    tagged: list[Any] = [Annotated[body, Tag(name)] for name, body in kinds.items()]
+    return _taking(Annotated[reduce(or_, tagged), Discriminator(kind)], explain)
 
 
 def _taking(body: Any, endpoint: Endpoint) -> Endpoint:
@@ -208,7 +200,7 @@ async def _evidence(
     blending: Blending, about: Blended, key: Key, answer: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the evidence as :meth:`Blending.evidence` has it, for the holder of this key."""
-    if INGEST not in key.rights:
+    if not key.names:
         about = replace(about, marked=())
     counts, rows = await blending.evidence(about, answer)
     return counts, rows | ({"documents": key.shown(rows["documents"])} if "documents" in rows else {})
@@ -235,15 +227,12 @@ def _repeated(answer: dict[str, Any], times: int) -> dict[str, Any]:
         for choice in answer.get("choices") or ()
         for copy in range(times)
     ]
-    usage = answer.get("usage")
-    if usage:
-        more = (times - 1) * (usage.get("completion_tokens") or 0)
-        usage = {
-            **usage,
-            "completion_tokens": (usage.get("completion_tokens") or 0) + more,
-            "total_tokens": usage["total_tokens"] + more,
-        }
-    return {**answer, "choices": choices, **({"usage": usage} if usage else {})}
+    repeated = {**answer, "choices": choices}
+    if usage := answer.get("usage"):
+        once = usage.get("completion_tokens") or 0
+        total = usage["total_tokens"] + (times - 1) * once
+        repeated["usage"] = {**usage, "completion_tokens": times * once, "total_tokens": total}
+    return repeated
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +281,8 @@ class _Answers:
     async def _followed(self, chunks: AsyncIterable[Any]) -> AsyncIterator[Any]:
         """Yield the stream, with the evidence, if that is wanted: in the event that counts tokens, or of
         completions in a chunk before the line that ends it."""
-        last, told = "", cast(Told | None, None)
+        last = ""
+        told: Told | None = None
         async for chunk in chunks:
             if not isinstance(chunk, str):
                 yield chunk

@@ -43,8 +43,9 @@ class Door(ABC):
 
     operation: its name by OpenTelemetry's conventions. takes: the name of vLLM's class of its requests.
     holds: the field of a body that holds the prompt. stored: fields that name what vLLM stores for all
-    tenants. counting: what stands in the event of a stream that counts tokens. tells: whether that event says
-    the evidence, too, since no other one would be understood.
+    tenants. details: the part of an answer's usage that says how many tokens of the prompt were cached.
+    counting: what stands in the event of a stream that counts tokens. tells: whether that event says the
+    evidence, too, since no other one would be understood.
     """
 
     operation: ClassVar[str] = "chat"
@@ -52,6 +53,7 @@ class Door(ABC):
     takes: ClassVar[str]
     holds: ClassVar[str] = "messages"
     stored: ClassVar[tuple[str, ...]] = ()
+    details: ClassVar[str] = "prompt_tokens_details"
     counting: ClassVar[str] = '"usage"'
     tells: ClassVar[bool] = False
 
@@ -80,13 +82,12 @@ class Door(ABC):
 
     def cached(self, answer: dict[str, Any]) -> int | None:
         """Return how many prompt tokens vLLM says that it has not computed."""
-        return _details(answer, "prompt_tokens_details").get("cached_tokens")
+        return ((answer.get("usage") or {}).get(self.details) or {}).get("cached_tokens")
 
     def count(self, answer: dict[str, Any], cached: int) -> None:
         """Have an answer say that so many tokens of its prompt were not computed."""
         if usage := answer.get("usage"):
-            details = _details(answer, "prompt_tokens_details")
-            usage["prompt_tokens_details"] = {**details, "cached_tokens": cached}
+            usage[self.details] = {**(usage.get(self.details) or {}), "cached_tokens": cached}
 
 
 class Completions(Door):
@@ -169,6 +170,7 @@ class Responses(Door):
     takes = "ResponsesRequest"
     holds = "input"
     stored = ("request_id", "previous_response_id")
+    details = "input_tokens_details"
     counting = "event: response.completed"
     tells = True
 
@@ -189,13 +191,6 @@ class Responses(Door):
     def answer_in(self, event: dict[str, Any]) -> dict[str, Any] | None:
         completed: dict[str, Any] | None = event.get("response")
         return completed if event.get("type") == "response.completed" else None
-
-    def cached(self, answer: dict[str, Any]) -> int | None:
-        return _details(answer, "input_tokens_details").get("cached_tokens")
-
-    def count(self, answer: dict[str, Any], cached: int) -> None:
-        if answer.get("usage"):  # whose details are always there
-            answer["usage"]["input_tokens_details"]["cached_tokens"] = cached
 
 
 DOORS: tuple[Door, ...] = (ChatCompletions(), Completions(), Responses(), AnthropicMessages())
@@ -234,7 +229,3 @@ def _ids(prompts: Any) -> list[int]:
     if not isinstance(prompts, list):  # an ErrorResponse
         raise ValueError(prompts.error.message)
     return list(prompts[0]["prompt_token_ids"])
-
-
-def _details(answer: dict[str, Any], name: str) -> dict[str, Any]:
-    return (answer.get("usage") or {}).get(name) or {}

@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -90,14 +90,16 @@ def attach_router(app: FastAPI) -> None:
 async def init_state(engine_client: Any, state: Any, args: Namespace) -> None:
     """Set up blendrag's state. Raises BlendragError for an unusable folder: no port is opened then."""
     served, alone = _served(), (args.api_server_count or 1) == 1
-    settings, engines = Settings.load(**served["settings"]), args.data_parallel_size
-    engine = await _Engine.of(settings, engine_client, alone=alone, engines=engines)
+    settings, limits = Settings.load(**served["settings"]), Limits(**served["limits"])
+    engine = _Engine(settings, engine_client, asyncio.get_running_loop(), alone=alone)
+    engine.facts = await engine.bound()
+    if args.data_parallel_size > 1:  # no tree: each engine would keep nodes of its own requests
+        engine.facts = replace(engine.facts, blocks="")
     name, *_ = args.served_model_name or [args.model]
     state.blendrag = {}
     engine.end_in_order(state.blendrag, state.requests, state)
     folder = None if served["folder"] is None else Path(served["folder"]).expanduser().resolve()
     for namespace, (settings, kept_in) in tenants(served["settings"], folder, _keys(served)).items():
-        limits = Limits(**served["limits"])
         library = await asyncio.to_thread(_open, settings, kept_in, engine, limits)
         blending = Blending(library, settings, engine, name, os.environ[SECRET], served["tool_parser"])
         blending.ingest(partial(_prefill_pending, library))
@@ -111,16 +113,6 @@ class _Engine(RunningEngine):
         super().__init__(settings, alone=alone)
         self._llm, self._loop = llm, loop
         self._thread = threading.get_ident()
-
-    @classmethod
-    async def of(cls, settings: Settings, llm: Any, *, alone: bool, engines: int) -> _Engine:
-        """Bind the workers to their model. To be awaited in the server's loop. alone: whether there is no
-        other API server. engines: data parallel ones, which have no tree: each would keep nodes of its own
-        requests."""
-        engine = cls(settings, llm, asyncio.get_running_loop(), alone=alone)
-        facts = await engine.bound()
-        engine.facts = replace(facts, blocks="") if engines > 1 else facts
-        return engine
 
     def end_in_order(self, tenants: Mapping[str, Blending], requests: Requests, state: Any) -> None:
         """Have the server end in order, when it is to: let in no request, stop ingest behind what is being
@@ -170,14 +162,14 @@ def exit_after(seconds: float) -> None:
     timer.start()
 
 
-def _close(tenants: Sequence[Blending]) -> None:
+def _close(tenants: Iterable[Blending]) -> None:
     for tenant in tenants:
         tenant.close()
 
 
 def _served() -> dict[str, Any]:
     """Return what the command says. Raises ConfigError for a server that another one has started."""
-    if SERVED not in os.environ or SECRET not in os.environ:
+    if not {SERVED, SECRET} <= os.environ.keys():
         raise ConfigError("this server was not started for blending: `blendrag serve --print` shows how")
     return json.loads(os.environ[SERVED])
 

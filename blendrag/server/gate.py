@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from http import HTTPStatus
 
 from fastapi import HTTPException, Request
 from fastapi.responses import JSONResponse
@@ -120,13 +121,11 @@ class Gate:
 
     def _limited(self, scope: Scope, headers: Headers, receive: Receive) -> Receive:
         """Return a receiver that gives a body as a whole, once it is known that it can be read quickly."""
-        tokenised = scope["path"].endswith(_TOKENISED)  # by vLLM, whatever it has of it
-        limit, option = (
-            (self._limits.text_mib, "--max-text-mib")
-            if tokenised
-            else (self._limits.body_mib, "--max-body-mib")
-        )
+        limit, option = self._limits.body_mib, "--max-body-mib"
+        if scope["path"].endswith(_TOKENISED):  # by vLLM, whatever it has of it
+            limit, option = self._limits.text_mib, "--max-text-mib"
         declared, most = 0, limit << 20
+        allowed = self._limits.values(scope.get("method", ""))
         upload = scope["path"].startswith(_UPLOADS)  # a form, whose bytes are no JSON
         with contextlib.suppress(ValueError):  # of what is no number, only what comes is counted
             declared = int(headers.get("content-length") or 0)
@@ -145,12 +144,9 @@ class Gate:
                     raise HTTPException(
                         413, f"the body has more than {limit} MiB ({option}): send less at once"
                     )
-            body, allowed = b"".join(parts), self._limits.values(scope.get("method", ""))
-            if (
-                not upload
-                and len(body) >= allowed
-                and await asyncio.to_thread(has_more_values, body, allowed)
-            ):
+            body = b"".join(parts)
+            long = not upload and len(body) >= allowed
+            if long and await asyncio.to_thread(has_more_values, body, allowed):
                 raise HTTPException(
                     413,
                     f"the body has more than {allowed:,} values, as messages, documents and their fields are"
@@ -174,11 +170,9 @@ def has_more_values(body: bytes, most: int) -> bool:
 
 def _refusal(status: int, message: str) -> JSONResponse:
     """Return a refusal, as vLLM words its own."""
-    kinds = {401: "Unauthorized", 403: "Forbidden", 404: "Not Found", 503: "Service Unavailable"}
-    error = {"message": message, "type": kinds[status], "param": None, "code": status}
-    return JSONResponse(
-        {"error": error}, status, headers={"WWW-Authenticate": "Bearer"} if status == 401 else None
-    )
+    error = {"message": message, "type": HTTPStatus(status).phrase, "param": None, "code": status}
+    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
+    return JSONResponse({"error": error}, status, headers)
 
 
 def _hinting(send: Send) -> Send:

@@ -14,7 +14,7 @@ from fastapi import APIRouter, Depends, HTTPException, Path, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from fastapi.routing import APIRoute
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from blendrag.chat.tools import TemplateFacts
 from blendrag.errors import BlendragError, ConfigError, EngineClosedError, StoreFullError
@@ -22,20 +22,23 @@ from blendrag.index.split import Splitter
 from blendrag.names import closest
 from blendrag.progress import Progress
 from blendrag.prompt import encode_document
-from blendrag.server.blending import Blending, Text, blending_of
+from blendrag.server.blending import Blending, blending_of
 from blendrag.server.gate import key_of, limits_of
 from blendrag.server.keys import ADMIN
 from blendrag.server.page.routes import html_of, wants_html
-from blendrag.serving.collection import NO_COLLECTION, Collection, collections
+from blendrag.serving.collection import NO_COLLECTION, Collection
 from blendrag.serving.library import Library
 from blendrag.serving.prefill import PrefillReport
 from blendrag.strip import Strip
+from blendrag.text import encodable
 
 _LONG = 1 << 16  # bytes of a body
 _MOST_PROBLEMS = 4  # mistakes of one request
+_STATUSES = {StoreFullError: 507, EngineClosedError: 503, ConfigError: 400}  # closed: it is about to end
 _SILENCE_S = 5.0  # at most, of an answer that goes on: proxies end those that say nothing
 
 T = TypeVar("T")
+Text = Annotated[str, AfterValidator(encodable)]
 
 
 def known_parameters(request: Request) -> None:
@@ -124,21 +127,22 @@ async def listed(
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> dict[str, Any]:
     """Return collections by name, a page of them, and how many there are."""
-    found, total = await _run(request, lambda library: collections(library, prefix, after, limit))
-    return {"collections": found, "total": total}
+    found, total = await _run(request, lambda library: library.catalogue.collections(prefix, after, limit))
+    each = ((name, asdict(totals)) for name, totals in found.items())
+    rows = [{"name": name, "documents": totals.pop("owners"), **totals} for name, totals in each]
+    return {"collections": rows, "total": total}
 
 
 @router.put("/collections/{name}")
 async def put(name: Name, body: Documents, request: Request) -> Response:
     """Keep the KV of documents. Answers a line of JSON per step: what is done, tokens of it, and at last the
     report. A caller that goes away leaves the work to go on."""
-    blending = blending_of(request)
+    blending, documents = blending_of(request), body.documents
     collection = Collection(blending.library, name)
-    for shown in body.documents.values():
+    for shown in documents.values():
         _check_length(request, [shown] if isinstance(shown, str) else shown)
-    texts = {id: [text] if isinstance(text, str) else text for id, text in body.documents.items()}
     keep = collection.sync if body.sync else collection.add
-    return await _told(blending, lambda progress: keep(texts, sources=body.sources, progress=progress))
+    return await _told(blending, lambda progress: keep(documents, sources=body.sources, progress=progress))
 
 
 @router.get("/collections/{name}")
@@ -180,7 +184,7 @@ async def model(request: Request) -> dict[str, Any]:
     template = await _run(request, lambda library: TemplateFacts.of(library.tokenizer))
     return {
         "name": blending.name,
-        "context_window": blending.context_window,
+        "context_window": blending.engine.max_model_len,
         "template": asdict(template),
         "tool_parser": blending.tool_parser,
     }
@@ -228,14 +232,15 @@ async def stats(
 ) -> dict[str, Any]:
     """Return texts, tiers and eviction, as ``blendrag stats`` has them."""
     key = key_of(request)
-    if namespace is not None and namespace != key.namespace and ADMIN not in key.rights:
-        raise _no_namespace(namespace)
+    another = namespace not in (None, key.namespace)
     try:
+        if another and ADMIN not in key.rights:
+            raise KeyError(namespace)
         blending = blending_of(request, namespace)
     except KeyError:
-        raise _no_namespace(namespace) from None
+        raise HTTPException(404, f"no namespace {namespace!r}") from None
     facts = await _answered(blending.run(blending.library.stats, "ask"))
-    if not key.names or namespace not in (None, key.namespace):
+    if another or not key.names:
         del facts["reuse"]  # by the names of documents
     return facts
 
@@ -250,14 +255,9 @@ def _check_length(request: Request, texts: Iterable[str]) -> None:
         )
 
 
-def _no_namespace(name: str | None) -> HTTPException:
-    return HTTPException(404, f"no namespace {name!r}")
-
-
 def _no_collection(name: str) -> JSONResponse:
     """Return the 404 of a missing collection, which is neither a gateway's nor another 404 of ours."""
-    message = f"no collection {name!r}"
-    error = {"message": message, "type": NO_COLLECTION, "param": None, "code": 404}
+    error = {"message": f"no collection {name!r}", "type": NO_COLLECTION, "param": None, "code": 404}
     return JSONResponse({"error": error}, 404)
 
 
@@ -275,11 +275,7 @@ async def _answered(work: Awaitable[T]) -> T:
 
 def status_of(error: BlendragError) -> int:
     """Return the status of an answer that fails by this error."""
-    if isinstance(error, StoreFullError):
-        return 507
-    if isinstance(error, EngineClosedError):  # the server is about to end
-        return 503
-    return 400 if isinstance(error, ConfigError) else 500
+    return next((status for kind, status in _STATUSES.items() if isinstance(error, kind)), 500)
 
 
 class _Lines(Progress):

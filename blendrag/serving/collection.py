@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from blendrag.progress import Progress, progress_bar
 from blendrag.serving.owners import owner_of, volatile
@@ -101,26 +101,13 @@ class KeptDocuments(ABC):
         """Keep the KV of documents. only: and of no others."""
 
 
-def collections(
-    library: Library, prefix: str = "", after: str = "", limit: int = 100
-) -> tuple[list[dict[str, Any]], int]:
-    """Return the first ``limit`` collections whose names begin with ``prefix`` and come after ``after``, with
-    documents, chunks by state, tokens and bytes of each; and how many begin so."""
-    found, total = library.catalogue.collections(prefix, after, limit)
-    rows = [(name, asdict(totals)) for name, totals in found.items()]
-    return [{"name": name, "documents": totals.pop("owners"), **totals} for name, totals in rows], total
-
-
 class Collection(KeptDocuments):
     """A collection of documents whose KV is kept by this process."""
 
     def __init__(self, library: Library, name: str) -> None:
         self.library, self.name = library, encodable(name)
 
-    @staticmethod
-    def volatile(name: str) -> str:
-        """Return the name of a collection that ends with this process, as in-memory stores do."""
-        return volatile(name)
+    volatile = staticmethod(volatile)
 
     def ids(self) -> set[str]:
         begins = self._owner("")

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from fastapi import FastAPI
 from vllm.entrypoints.openai.chat_completion.api_router import create_chat_completion
 from vllm.entrypoints.openai.completion.api_router import create_completion
+from vllm.entrypoints.serve.exception_handling.register import init_exception_handler
 
+from blendrag.server import LIMITS, Limits
 from blendrag.server.blending import Blending
 from blendrag.server.completions import body_of
+from blendrag.server.gate import Gate, Requests
 from blendrag.server.keys import Key, Keys
 from blendrag.serving.collection import Collection
 from blendrag.serving.library import Library
@@ -44,9 +47,8 @@ class Renderer:
         return [{"prompt_token_ids": self._tokenizer(request.prompt).input_ids}]
 
 
-@contextmanager
-def tenants_without_engine(folder: Path, model_dir: Path) -> Iterator[Tenants]:
-    """Two, of whom the first has a document."""
+def tenants_without_engine(tmp_path: Path, model_dir: Path) -> Iterator[Tenants]:
+    """Two, of whom the first has a document. A fixture."""
     engine: Any = SimpleNamespace(blends=True, facts=FACTS, max_model_len=512)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(EngineSession, "store", None)
@@ -55,13 +57,24 @@ def tenants_without_engine(folder: Path, model_dir: Path) -> Iterator[Tenants]:
         made: Tenants = {}
         for name in ("", "globex"):
             settings = Settings.load(max_model_len=512, model=str(model_dir), namespace=name)
-            library = Library(folder / f"kv-{name}", settings, shared=True)
+            library = Library(tmp_path / f"kv-{name}", settings, shared=True)
             library.start()
             made[name] = Blending(library, settings, engine, "model", "seal")
         keep(made[""], "cities", power=TEXT)
         yield made
         for each in made.values():
             each.library.close()
+
+
+def app_of(tenants: Tenants, keys: Keys | None = None, limits: Limits = LIMITS) -> FastAPI:
+    """A server's app without routes yet."""
+    app = FastAPI()
+    init_exception_handler(app)
+    app.state.args = SimpleNamespace(log_error_stack=False)
+    app.state.blendrag = tenants
+    app.state.online_renderer = Renderer(tenants[""].library.tokenizer)
+    app.add_middleware(Gate, keys=keys, limits=limits, requests=Requests())
+    return app
 
 
 def keys_of(keys: Mapping[str, Key]) -> Keys:

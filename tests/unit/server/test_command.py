@@ -6,6 +6,7 @@ import json
 import os
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -13,10 +14,27 @@ from typer.testing import CliRunner, Result
 from blendrag.cli.app import app
 from blendrag.engine.wire.recipe import SECRET
 from blendrag.errors import ConfigError
-from blendrag.server.command import SERVED, serve_command, settings_among, tenants
+from blendrag.server.command import SERVED, ServeCommand, serve_command, settings_among, tenants
 from blendrag.server.keys import read_keys
 from blendrag.serving.library import Library
 from blendrag.settings import Settings
+
+
+def serve(*words: str, **environment: str) -> Result:
+    env = {"NO_COLOR": "1", "COLUMNS": "300", **environment}
+    return CliRunner(env=env).invoke(app, ["serve", "--print", *words])
+
+
+def refusal(*words: str, **environment: str) -> str:
+    """The one line that is said instead of a command."""
+    result = serve(*words, **environment)
+    assert result.exit_code == 1 and result.stderr.startswith("error: "), result.output
+    assert len(result.stderr.splitlines()) == 1
+    return result.stderr
+
+
+def made(model_dir: Path, *words: str, **options: Any) -> ServeCommand:
+    return serve_command(Settings.load(**options), {}, model_dir, None, words)
 
 
 @pytest.mark.parametrize(
@@ -72,23 +90,20 @@ def test_server_has_the_settings_that_were_asked_for(model_dir: Path) -> None:
 
 def test_window_that_the_model_has_not_is_refused_in_one_line(model_dir: Path) -> None:
     with pytest.raises(ConfigError, match=r"so: .*max_model_len \(100000000\) is greater") as raised:
-        serve_command(Settings.load(max_model_len=100_000_000), {}, model_dir, None, [])
+        made(model_dir, max_model_len=100_000_000)
     assert "\n" not in str(raised.value)
 
 
 def test_each_server_has_a_secret_of_its_own(model_dir: Path) -> None:
-    one, other = (serve_command(Settings.load(), {}, model_dir, None, []).variables[SECRET] for _ in "12")
-    assert one != other
-    assert len(one) == 64
+    one, other = (made(model_dir).variables[SECRET] for _ in "12")
+    assert one != other and len(one) == 64
 
 
 def test_plugins_of_the_user_are_kept(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_PLUGINS", "theirs")
-    assert (
-        serve_command(Settings.load(), {}, model_dir, None, []).variables["VLLM_PLUGINS"] == "theirs,blendrag"
-    )
+    assert made(model_dir).variables["VLLM_PLUGINS"] == "theirs,blendrag"
     monkeypatch.delenv("VLLM_PLUGINS")
-    named = serve_command(Settings.load(), {}, model_dir, None, []).variables["VLLM_PLUGINS"].split(",")
+    named = made(model_dir).variables["VLLM_PLUGINS"].split(",")
     assert {plugin.name for plugin in entry_points(group="vllm.general_plugins")} <= set(named)
     assert len(named) == len(set(named))
 
@@ -101,8 +116,7 @@ def test_plugins_of_the_user_are_kept(model_dir: Path, monkeypatch: pytest.Monke
     ],
 )  # fmt: skip
 def test_api_servers_wait_for_a_long_start(words: list[str], waits: str | None, model_dir: Path) -> None:
-    variables = serve_command(Settings.load(), {}, model_dir, None, words).variables
-    assert variables.get("VLLM_ENGINE_READY_TIMEOUT_S") == waits
+    assert made(model_dir, *words).variables.get("VLLM_ENGINE_READY_TIMEOUT_S") == waits
 
 
 @pytest.mark.parametrize(
@@ -122,6 +136,7 @@ def test_api_servers_wait_for_a_long_start(words: list[str], waits: str | None, 
         (["--runner", "pooling"], "--runner cannot be given"),
         (["--convert", "embed"], "--convert cannot be given"),
         (["--kv-transfer-config", "{}"], "--kv-transfer-config cannot be given"),
+        (["--data-parallel-backend", "ray"], "--data-parallel-backend cannot be given .* without the secret"),
         (["--port", "8000", "another/model"], "blendrag serve another/model"),
         (["--recompte-ratio", "0.5"], "did you mean --recompute-ratio"),
         (["--prot", "8000"], "did you mean --port"),
@@ -133,15 +148,12 @@ def test_option_that_would_store_another_models_kv_is_refused(
     model_dir: Path, words: list[str], said: str
 ) -> None:
     with pytest.raises(ConfigError, match=said):
-        serve_command(Settings.load(), {}, model_dir, None, words)
+        made(model_dir, *words)
 
 
-def test_ray_is_refused_as_its_engines_know_no_secret(model_dir: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--data-parallel-backend cannot be given .* without the secret"):
-        serve_command(Settings.load(), {}, model_dir, None, ["--data-parallel-backend", "ray"])
-    settings = Settings.load(engine_args={"data_parallel_backend": "ray"})
+def test_option_that_is_refused_is_refused_among_settings_too(model_dir: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot have data_parallel_backend: .* without the secret"):
-        serve_command(settings, {}, model_dir, None, [])
+        made(model_dir, engine_args={"data_parallel_backend": "ray"})
 
 
 @pytest.mark.parametrize(
@@ -157,14 +169,11 @@ def test_ray_is_refused_as_its_engines_know_no_secret(model_dir: Path) -> None:
     ],
 )
 def test_wrong_setting_or_model_starts_no_server(words: list[str], said: str) -> None:
-    result = CliRunner(env={"NO_COLOR": "1", "COLUMNS": "200"}).invoke(app, ["serve", "--print", *words])
-    assert result.exit_code == 1
-    assert result.stderr.startswith("error: ")
-    assert said in result.stderr
+    assert said in refusal(*words)
 
 
 def test_printed_command_is_for_a_shell(model_dir: Path) -> None:
-    result = CliRunner().invoke(app, ["serve", str(model_dir), "--print", "--port", "8000"])
+    result = serve(str(model_dir), "--port", "8000")
     assert result.exit_code == 0, result.stderr
     assert "VLLM_PLUGINS=" in result.stdout
     assert "--worker-extension-cls blendrag.engine.worker.extension.BlendWorker" in result.stdout
@@ -182,7 +191,7 @@ def test_folder_that_is_new_is_said_once(
 
 def test_index_is_served_with_its_own_model(model_dir: Path, tmp_path: Path) -> None:
     Library(tmp_path / "kb", Settings.load(model=str(model_dir))).close()
-    result = CliRunner().invoke(app, ["serve", "--print", "--index", str(tmp_path / "kb")])
+    result = serve("--index", str(tmp_path / "kb"))
     assert result.exit_code == 0, result.stderr
     assert f"--model {model_dir} " in result.stdout and f'"model": "{model_dir}"' in result.stdout
 
@@ -195,11 +204,6 @@ def keys(tmp_path: Path) -> Path:
     file = tmp_path / "keys"
     file.write_text(f"{KEY}\n{'1' * 64} globex ask,ingest")
     return file
-
-
-def serve(*words: str, **environment: str) -> Result:
-    env = {"NO_COLOR": "1", "COLUMNS": "300", **environment}
-    return CliRunner(env=env).invoke(app, ["serve", "--print", *words])
 
 
 def test_tenants_have_folders_of_their_own(keys: Path, tmp_path: Path) -> None:
@@ -227,29 +231,20 @@ def test_keys_are_refused_beside_another_lock(
     keys: Path, words: list[str], environment: dict[str, str], said: str
 ) -> None:
     assert serve("--keys", str(keys)).exit_code == 0
-    result = serve("--keys", str(keys), *words, **environment)
-    assert result.exit_code == 1
-    assert said in result.stderr
+    assert said in refusal("--keys", str(keys), *words, **environment)
 
 
 def test_index_of_one_tenant_is_refused_to_several(keys: Path, tmp_path: Path) -> None:
     (tmp_path / "catalogue.sqlite").touch()
-    result = serve("--keys", str(keys), "--index", str(tmp_path))
-    assert result.exit_code == 1
-    assert "the index of one tenant" in result.stderr
+    assert "the index of one tenant" in refusal("--keys", str(keys), "--index", str(tmp_path))
 
 
-def test_wrong_line_of_keys_starts_no_server(tmp_path: Path) -> None:
-    (tmp_path / "keys").write_text(KEY.replace("ask", "aks"))
-    result = serve("--keys", str(tmp_path / "keys"))
-    assert result.exit_code == 1
-    assert "line 1: unknown right 'aks'; did you mean ask?" in result.stderr
-    assert len(result.stderr.splitlines()) == 1
+def test_wrong_line_of_keys_starts_no_server(keys: Path) -> None:
+    keys.write_text(KEY.replace("ask", "aks"))
+    assert "line 1: unknown right 'aks'; did you mean ask?" in refusal("--keys", str(keys))
 
 
 @pytest.mark.parametrize(("words", "environment"), [(["--grpc"], {}), ([], {"VLLM_USE_RUST_FRONTEND": "1"})])
 def test_server_without_plugins_is_not_started(words: list[str], environment: dict[str, str]) -> None:
     """It would blend nothing, and ask for no key."""
-    result = serve(*words, **environment)
-    assert result.exit_code == 1
-    assert "take no plugins" in result.stderr
+    assert "take no plugins" in refusal(*words, **environment)

@@ -31,6 +31,7 @@ TOOLS = [
     {"type": "function", "function": {"name": "clock"}},
 ]
 ARGUMENTS = {"filter": {"size": 2}}
+SCALED = [{"name": "scale", "parameters": ARGUMENTS}]
 NAMED = {"type": "function", "function": {"name": "scale"}}
 BYTES = llguidance.LLTokenizer("byte")
 
@@ -47,28 +48,22 @@ def registry() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def speaker(tokenizer: Any) -> Any:
     speaker = deepcopy(tokenizer)
-    tokens = [
-        "<|python_tag|>",
-        "[TOOL_CALLS]",
-        "<tool_call>",
-        "</tool_call>",
-        "<arg_key>",
-        "</arg_key>",
-        "<arg_value>",
-    ]
-    speaker.add_special_tokens(
-        {"additional_special_tokens": [*tokens, "</arg_value>", "<think>", "</think>"]}
-    )
+    names = ("tool_call", "arg_key", "arg_value", "think")
+    tokens = [f"<{slash}{name}>" for name in names for slash in ("", "/")]
+    speaker.add_special_tokens({"additional_special_tokens": ["<|python_tag|>", "[TOOL_CALLS]", *tokens]})
     return speaker
 
 
 def asked(name: str, speaker: Any, **body: Any) -> tuple[Any, Any]:
     """The parser of one request, and the request as it leaves for the engine."""
     kind = ParserManager.get_parser(tool_parser_name=name, enable_auto_tools=True)
-    messages = [{"role": "user", "content": "?"}]
-    request = ChatCompletionRequest(
-        messages=messages, **{"tools": deepcopy(TOOLS), "max_tokens": 100, **body}
-    )
+    body = {
+        "messages": [{"role": "user", "content": "?"}],
+        "tools": deepcopy(TOOLS),
+        "max_tokens": 100,
+        **body,
+    }
+    request = ChatCompletionRequest(**body)
     assert kind is not None
     parser = kind(speaker, request.tools)
     return parser, parser.adjust_request(request)
@@ -89,13 +84,10 @@ NAMES = ["hermes", "llama3_json", "mistral", "glm45", "qwen3_coder", "granite", 
 def test_forced_call_is_held_to_its_tools_schema(name: str, speaker: Any) -> None:
     hold_forced_calls(name, forced_schema)
     _, required = asked(name, speaker, tool_choice="required")
-    assert takes(required, [{"name": "scale", "parameters": ARGUMENTS}])
+    assert takes(required, SCALED)
     assert takes(required, [{"name": "clock", "parameters": {}}])
-    for wrong in (
-        [],
-        [{"name": "paint", "parameters": ARGUMENTS}],
-        [{"name": "clock", "parameters": {}}] * 2,
-    ):
+    called = [{"name": "paint", "parameters": ARGUMENTS}], [{"name": "clock", "parameters": {}}] * 2
+    for wrong in ([], *called):
         assert not takes(required, wrong)
     _, named = asked(name, speaker, tool_choice=NAMED)
     assert takes(named, ARGUMENTS) and not takes(named, {"filter": {"colour": "red"}})
@@ -110,9 +102,7 @@ def test_forced_call_is_held_to_its_tools_schema(name: str, speaker: Any) -> Non
 def test_forced_call_is_read_as_a_call(name: str, choice: Any, streamed: bool, speaker: Any) -> None:
     hold_forced_calls(name, forced_schema)
     parser, request = asked(name, speaker, tool_choice=choice)
-    text = json.dumps(
-        ARGUMENTS if choice == NAMED else [{"name": "scale", "parameters": ARGUMENTS}],
-    )
+    text = json.dumps(ARGUMENTS if choice == NAMED else SCALED)
     if streamed:
         ids = speaker.encode(text, add_special_tokens=False)
         parts = [
@@ -150,6 +140,4 @@ def test_forced_call_of_the_responses_route_is_held_to_its_tool(speaker: Any) ->
     for choice in ("required", {"type": "function", "name": "scale"}):
         request = ResponsesRequest(input="?", tools=tools, tool_choice=choice)
         request = kind(speaker, request.tools).adjust_request(request)
-        assert takes(
-            request, ARGUMENTS if choice != "required" else [{"name": "scale", "parameters": ARGUMENTS}]
-        )
+        assert takes(request, ARGUMENTS if choice != "required" else SCALED)

@@ -6,23 +6,20 @@ import asyncio
 import json
 import threading
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI
-from vllm.entrypoints.serve.exception_handling.register import init_exception_handler
 
 from blendrag.errors import EngineError
 from blendrag.server import Limits, knowledge
 from blendrag.server.blending import Blending
-from blendrag.server.gate import Gate, Requests
 from blendrag.server.keys import Key, Keys
 from blendrag.serving.library import Library
 from blendrag.settings import Settings
-from engineless import bearer, keys_of
+from engineless import app_of, bearer, keep, keys_of
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -40,12 +37,8 @@ def blending(tmp_path: Path, model_dir: Path) -> Iterator[Blending]:
 
 
 def client_of(blending: Blending, keys: Keys | None = None) -> httpx.AsyncClient:
-    app = FastAPI()
-    init_exception_handler(app)
-    app.state.args = SimpleNamespace(log_error_stack=False)
+    app = app_of({"": blending}, keys, Limits(body_mib=4, text_mib=1))
     app.include_router(knowledge.router)
-    app.add_middleware(Gate, keys=keys, limits=Limits(body_mib=4, text_mib=1), requests=Requests())
-    app.state.blendrag = {"": blending}
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server")
 
 
@@ -55,27 +48,21 @@ async def client(blending: Blending) -> AsyncIterator[httpx.AsyncClient]:
         yield made
 
 
-def keep(blending: Blending, *ids: str) -> None:
-    """As a PUT does, without their KV."""
-    collection = knowledge.Collection(blending.library, "cities")
-    blending.library.texts.register(*collection._owned({id: [f"Of {id}."] for id in ids}, None))
+def keep_cities(blending: Blending, *ids: str) -> None:
+    keep(blending, "cities", **{id: f"Of {id}." for id in ids})
 
 
 async def test_misspelt_parameter_removes_nothing(blending: Blending, client: httpx.AsyncClient) -> None:
-    keep(blending, "a", "b")
-    answer = await client.delete(PATH, params={"ids": "a"})
-    assert answer.status_code == 400
-    assert "did you mean id?" in answer.text
+    keep_cities(blending, "a", "b")
+    for answer, said in (
+        (await client.delete(PATH, params={"ids": "a"}), "did you mean id?"),
+        (await client.get("/v1/kb/stats", params={"namspace": "acme"}), "did you mean namespace?"),
+        (await client.put(PATH, params={"sync": "true"}, json={"documents": {"c": ""}}), "unknown parameter"),
+        (await client.get(PATH, params={"ids": "a"}), "unknown parameter"),
+    ):
+        assert answer.status_code == 400 and said in answer.text
     assert (await client.get(PATH)).json() == {"ids": ["a", "b"]}
     assert (await client.delete(PATH, params={"id": "a"})).json() == {"removed": 1}
-    answer = await client.get("/v1/kb/stats", params={"namspace": "acme"})
-    assert answer.status_code == 400
-    assert "did you mean namespace?" in answer.text
-    told = await client.put(PATH, params={"sync": "true"}, json={"documents": {"c": "Of c."}})
-    found = await client.get(PATH, params={"ids": "a"})
-    for answer in (told, found):
-        assert answer.status_code == 400
-        assert "unknown parameter" in answer.text
     assert (await client.get(PATH)).json() == {"ids": ["b"]}
 
 
@@ -103,14 +90,12 @@ async def test_mistake_in_a_request_is_told_in_one_line(
 
 
 async def test_key_sees_the_names_of_its_own_documents_only(blending: Blending) -> None:
-    keep(blending, "a", "b")
+    keep_cities(blending, "a", "b")
     rights = {"asks": "ask", "ingests": "ask,ingest", "watches": "admin", "runs": "admin,ingest"}
-    keys = {
-        name: Key("other" if name == "runs" else "", frozenset(given.split(",")))
-        for name, given in rights.items()
-    }
+    keys = {name: Key("", frozenset(given.split(","))) for name, given in rights.items()}
+    keys["runs"] = replace(keys["runs"], namespace="other")
     async with client_of(blending, keys_of(keys)) as client:
-        for name in rights:
+        for name in keys:
             params = {"namespace": ""} if name == "runs" else {}
             found = await client.get("/v1/kb/stats", params=params, headers=bearer(name))
             assert found.json()["chunks"]["chunks"] == 2
@@ -159,7 +144,7 @@ async def test_text_that_cannot_be_encoded_is_read_as_replaced(client: httpx.Asy
 
 
 def test_document_that_cannot_be_encoded_is_kept_as_replaced(blending: Blending) -> None:
-    keep(blending, HALF)
+    keep_cities(blending, HALF)
     collection = knowledge.Collection(blending.library, "cities")
     assert collection.ids() == {"a\ufffdb"}
     body = knowledge.Documents.model_validate({"documents": {HALF: [HALF]}, "sources": {HALF: HALF}})
@@ -171,7 +156,7 @@ def test_document_that_cannot_be_encoded_is_kept_as_replaced(blending: Blending)
 async def test_changes_that_wait_leave_other_routes_answering(
     blending: Blending, client: httpx.AsyncClient
 ) -> None:
-    keep(blending, *map(str, range(40)))
+    keep_cities(blending, *map(str, range(40)))
     go, taken = threading.Event(), threading.Event()
 
     def hold() -> None:

@@ -6,37 +6,23 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import uvicorn
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
-from vllm.entrypoints.serve.exception_handling.register import init_exception_handler
 
 from blendrag.engine.wire.recipe import Recipe
 from blendrag.engine.wire.report import BlendReport
-from blendrag.server import Limits, knowledge
+from blendrag.server import knowledge
 from blendrag.server.blending import MOST_PROMPTS, Blending, LatestPrompts
 from blendrag.server.completions import explained
-from blendrag.server.gate import Gate, Requests
 from blendrag.server.keys import Key
 from blendrag.server.page import routes
 from blendrag.serving.evidence import PlannedPrompt
 from browser import Browser, browser
-from engineless import (
-    CHAT,
-    COMPLETION,
-    TEXT,
-    Renderer,
-    Tenants,
-    bearer,
-    keep,
-    keys_of,
-    tenants_without_engine,
-)
+from engineless import CHAT, COMPLETION, TEXT, Tenants, app_of, bearer, keep, keys_of, tenants_without_engine
 from waiting import until
 
 PAGE = "/v1/kb/ui"
@@ -47,23 +33,15 @@ KEYS = {"ours": Key("", frozenset({"ask", "ingest"})), "asks": Key("", frozenset
 KEYS |= {"theirs": Key("globex", frozenset({"ask", "ingest"}))}
 
 
-@pytest.fixture
-def tenants(tmp_path: Path, model_dir: Path) -> Iterator[Tenants]:
-    with tenants_without_engine(tmp_path, model_dir) as made:
-        yield made
+tenants = pytest.fixture(tenants_without_engine)
 
 
 def app(tenants: Tenants, *, locked: bool = False) -> FastAPI:
     """With keys, if it is locked."""
-    made = FastAPI()
-    init_exception_handler(made)
-    made.state.args = SimpleNamespace(log_error_stack=False)
-    made.state.blendrag = tenants
-    made.state.online_renderer = Renderer(tenants[""].library.tokenizer)
+    made = app_of(tenants, keys_of(KEYS) if locked else None)
     made.include_router(knowledge.router)
     made.include_router(routes.router)
     made.add_api_route(EXPLAIN, explained(CHAT, COMPLETION), methods=["POST"])
-    made.add_middleware(Gate, keys=keys_of(KEYS) if locked else None, limits=Limits(), requests=Requests())
     return made
 
 

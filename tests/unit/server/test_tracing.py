@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi import FastAPI, Request
+from fastapi import Request
 from fastapi.responses import JSONResponse
 from fastapi.testclient import TestClient
 from opentelemetry import trace
@@ -19,22 +17,17 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 
 from blendrag.remote.http import Server
-from blendrag.server import Limits
 from blendrag.server.blending import BlendFields
 from blendrag.server.completions import blended, body_of
-from blendrag.server.gate import Gate, Requests
 from blendrag.server.tracing import Spans
-from engineless import TEXT, Renderer, Tenants, tenants_without_engine
+from engineless import TEXT, Tenants, app_of, tenants_without_engine
 
 CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 BODY = {"model": "model", "messages": [{"role": "user", "content": f"{TEXT}\n\nHow long?"}]}
 ANSWER = {"choices": [], "usage": {"prompt_tokens": 99, "completion_tokens": 7, "total_tokens": 106}}
 
 
-@pytest.fixture
-def tenants(tmp_path: Path, model_dir: Path) -> Iterator[Tenants]:
-    with tenants_without_engine(tmp_path, model_dir) as made:
-        yield made
+tenants = pytest.fixture(tenants_without_engine)
 
 
 @pytest.fixture
@@ -52,10 +45,8 @@ def served(tenants: Tenants, told: list[str | None], status: int = 200) -> TestC
         told.append(raw_request.headers.get("traceparent"))
         return JSONResponse(ANSWER, status)
 
-    app = FastAPI()
+    app = app_of(tenants)
     app.add_api_route("/chat", blended(stock, body_of(stock)), methods=["POST"])
-    app.add_middleware(Gate, keys=None, limits=Limits(), requests=Requests())
-    app.state.blendrag, app.state.online_renderer = tenants, Renderer(tenants[""].library.tokenizer)
     return TestClient(app)
 
 
