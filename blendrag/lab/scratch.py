@@ -20,7 +20,7 @@ from blendrag.engine.wire.prefixes import PrefixPath
 from blendrag.errors import BlendragError, StoreError
 from blendrag.lab.prompts import Prompt
 from blendrag.serving.identity import kv_identity, prefix_ids
-from blendrag.serving.prefill import INGEST_BATCH_TOKENS, batches
+from blendrag.serving.prefill import batches
 from blendrag.serving.prefixes import tree_identity, tree_kind
 from blendrag.settings import Settings
 from blendrag.store.catalogue import Catalogue
@@ -67,7 +67,7 @@ class ScratchStore:
 
     def batches(self, chunks: Iterable[Chunk]) -> Iterator[list[Chunk]]:
         """Return batches of chunks, as a real ingest would have them computed."""
-        return batches(chunks, INGEST_BATCH_TOKENS)
+        return batches(chunks)
 
     def fill(self, chunks: Iterable[Chunk]) -> None:
         """Prefill the chunks that are not stored; all are on disk when it returns.

@@ -117,11 +117,9 @@ class Library:
         self.sidecars = Sidecars(root, settings, self.catalogue, self.session, shared=shared)
         of_texts = self.catalogue, self.contexts, self.tokenizer
         self.texts = Texts(*of_texts, self.session, self.sidecars, root if shared else None)
-        self.repeats: Repeats | None = None
+        most = min(settings.chunk_tokens, (window or settings.chunk_tokens) // 2)
+        self.repeats = Repeats(self.texts, self.tokenizer, repeats_bytes, most) if repeats_bytes else None
         """The texts that come again in prompts, where they are kept."""
-        if repeats_bytes:
-            most = min(settings.chunk_tokens, (window or settings.chunk_tokens) // 2)
-            self.repeats = Repeats(self.texts, self.tokenizer, repeats_bytes, most)
         self._known = KnownTexts(self.catalogue, self.tokenizer)
         self._warned = False
 
@@ -180,24 +178,21 @@ class Library:
         the KV has been removed.
         """
         try:
-            self._prefetch(texts)
+            recogniser = self._known.now()
+            known = [recogniser.known(stripped) for text in texts if (stripped := text.strip())]
+            if None in known and not self._warned:
+                self._warned = True
+                warnings.warn(
+                    f"{known.count(None)} of {len(known)} documents that were found have no KV in {self.root}"
+                    " and are prefilled with every prompt: sync() of the vector store computes it",
+                    BlendragWarning,
+                    stacklevel=2,
+                )
+            keys = [text.key for text in known if text is not None]
+            if keys and (store := self.session.store):
+                self.session.later(store.prefetch(keys))
         except BlendragError:
             _log.debug("could not read KV ahead", exc_info=True)
-
-    def _prefetch(self, texts: Iterable[str]) -> None:
-        recogniser = self._known.now()
-        known = [recogniser.known(stripped) for text in texts if (stripped := text.strip())]
-        if None in known and not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"{known.count(None)} of {len(known)} documents that were found have no KV in {self.root}"
-                " and are prefilled with every prompt: sync() of the vector store computes it",
-                BlendragWarning,
-                stacklevel=3,
-            )
-        keys = [text.key for text in known if text is not None]
-        if keys and (store := self.session.store):
-            self.session.later(store.prefetch(keys))
 
     def order(self, texts: Iterable[str]) -> list[int]:
         """Return the places of texts, as they were ingested, in the order in which they go into a prompt

@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from blendrag.errors import BlendragError
 from blendrag.progress import Progress
@@ -16,8 +16,9 @@ if TYPE_CHECKING:  # they import torch, which clients of a server do without
     from blendrag.store.contexts import Chunk
 
 
-INGEST_BATCH_TOKENS = 512
-"""Tokens prefilled per call of the worker, which goes on by slices beside answers."""
+INGEST_BATCH_TOKENS = 512  # prefilled per call of the worker, which goes on by slices beside answers
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -53,7 +54,6 @@ class PrefillReport:
 def prefill_pending(
     entries: Sequence[Chunk],
     store: StoreClient,
-    batch_tokens: int,
     report: PrefillReport,
     progress: Progress,
     go_on: Callable[[], None] = lambda: None,
@@ -65,7 +65,7 @@ def prefill_pending(
     progress.total(sum(len(entry.token_ids) for entry in entries))
     begin = time.perf_counter()
     try:
-        for batch in batches(entries, batch_tokens):
+        for batch in batches(entries):
             go_on()
             done = store.ingest(batch)
             report.chunks += len(batch)
@@ -82,16 +82,20 @@ def prefill_pending(
     report.nbytes += store.flush()
 
 
-def batches(entries: Iterable[Chunk], batch_tokens: int) -> Iterator[list[Chunk]]:
-    """Group entries so that each group has at most ``batch_tokens`` tokens, or one entry."""
-    group: list[Chunk] = []
-    size = 0
-    for entry in entries:
-        tokens = len(entry.token_ids)
-        if group and size + tokens > batch_tokens:
+def batches(entries: Iterable[Chunk]) -> Iterator[list[Chunk]]:
+    """Yield the entries as many together as one call of the worker prefills."""
+    return grouped(entries, lambda entry: len(entry.token_ids), INGEST_BATCH_TOKENS)
+
+
+def grouped(items: Iterable[T], size: Callable[[T], int], most: int) -> Iterator[list[T]]:
+    """Yield the items in groups of at most ``most`` in size, or of one item."""
+    group: list[T] = []
+    left = most
+    for item in items:
+        if group and size(item) > left:
             yield group
-            group, size = [], 0
-        group.append(entry)
-        size += tokens
+            group, left = [], most
+        group.append(item)
+        left -= size(item)
     if group:
         yield group

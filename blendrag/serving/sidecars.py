@@ -21,6 +21,12 @@ from blendrag.serving.session import EngineSession
 from blendrag.settings import Settings
 from blendrag.store.catalogue import Catalogue
 
+# Why there is no tree where neither the model's reason is one nor an error.
+_SEVERAL = (
+    "several engines or API servers keep none yet, nor do models whose layers have all windows, or differ in"
+    " shape"
+)
+
 
 class Sidecars:
     """The forecaster and the exact prefixes beside a library's engine. Thread-safe."""
@@ -54,34 +60,25 @@ class Sidecars:
                 self.forecaster = Forecaster(self.session, self._settings, self._root)
 
     def _open_prefixes(self, engine: RunningEngine) -> None:
-        if not self._has_tree or (self.prefixes is not None and self.prefixes.client.engine is engine):
-            return
         with self._lock:
-            if self._closed or (self.prefixes is not None and self.prefixes.client.engine is engine):
+            opened = self.prefixes is not None and self.prefixes.client.engine is engine
+            if opened or self._closed or not self._has_tree:
                 return
             self._close_prefixes()
             try:
                 self.prefixes = Prefixes.open(self._root, self._settings, self._catalogue, engine)
+                if self.prefixes is None:
+                    self._without_tree((not engine.facts.states and engine.facts.reason) or _SEVERAL)
             except (StoreError, ConfigError) as error:
                 self._without_tree(error)
-            else:
-                if self.prefixes is None:
-                    several = (
-                        "several engines or API servers keep none yet,"
-                        " nor do models whose layers have all windows, or differ in shape"
-                    )
-                    self._without_tree(several if engine.facts.states else engine.facts.reason or several)
             self._has_tree = self.prefixes is not None
 
     def _without_tree(self, reason: object) -> None:
         """Answer prompts without a tree from now on. Warns once."""
         if not self._warned:
             self._warned = True
-            warnings.warn(
-                f"no exact prefixes, whatever tree_bytes the tiers have: {reason}",
-                BlendragWarning,
-                stacklevel=2,
-            )
+            said = f"no exact prefixes, whatever tree_bytes the tiers have: {reason}"
+            warnings.warn(said, BlendragWarning, stacklevel=2)
 
     def _close_prefixes(self) -> None:
         if self.prefixes is not None:

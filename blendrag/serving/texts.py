@@ -13,7 +13,7 @@ from blendrag.errors import EngineClosedError
 from blendrag.files.lock import Turns
 from blendrag.progress import Progress
 from blendrag.prompt import Form, encode_document, shared_prefix
-from blendrag.serving.prefill import INGEST_BATCH_TOKENS, PrefillReport, batches, prefill_pending
+from blendrag.serving.prefill import PrefillReport, batches, prefill_pending
 from blendrag.serving.session import EngineSession
 from blendrag.serving.sidecars import Sidecars
 from blendrag.store.catalogue import Catalogue
@@ -184,20 +184,17 @@ class Texts:
             prefixes = None if store else self._sidecars.prefixes
             if store is None and prefixes is None:
                 return
-            before, window = self.session.prefix if store else self._before_documents(), engine.max_model_len
+            before, window = self.session.prefix, engine.max_model_len
+            if store is None:  # what a prompt of blendrag's own has before its first document
+                settings = self.session.settings
+                before = list(shared_prefix(self._tokenizer, settings.system_prompt, settings.separator))
             fitting = [one for one in pending if len(before) + len(one.context) + len(one.token_ids) < window]
             report.too_long += len(pending) - len(fitting)
             if prefixes is not None:
                 room = max(spec.bytes or 0 for spec in self.session.settings.tree)
                 prefixes.grow_first(fitting, before, room, report, progress, self._check_ingest)
             elif store is not None and fitting:
-                batch = INGEST_BATCH_TOKENS
-                prefill_pending(fitting, store, batch, report, progress, self._check_ingest)
-
-    def _before_documents(self) -> list[int]:
-        """Return the token ids that a prompt of blendrag's own has before its first document."""
-        settings = self.session.settings
-        return list(shared_prefix(self._tokenizer, settings.system_prompt, settings.separator))
+                prefill_pending(fitting, store, report, progress, self._check_ingest)
 
     def repair(self, missing: Iterable[str]) -> int:
         """Prefill chunks again whose KV was found missing or damaged, or has to be another, beside prompts.
@@ -207,7 +204,7 @@ class Texts:
         found, store = self.catalogue.entries_of(list(missing)), self.session.store
         for state, begin in (("pending", store.ingest_later), ("ready", store.check_later)) if store else ():
             new = [one for one in found if one.state == state and (state, one.key) not in self._under_way]
-            for batch in batches(new, INGEST_BATCH_TOKENS):
+            for batch in batches(new):
                 work, names = begin(batch), {(state, one.key) for one in batch}
                 self._under_way |= names  # prompts that are answered at once miss the same chunks
                 work.add_done_callback(partial(self._ended, names))

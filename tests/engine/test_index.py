@@ -81,7 +81,7 @@ def test_deleting_while_no_engine_runs_removes_the_kv_when_it_does(
 def test_an_interrupted_ingest_resumes_with_what_is_left(
     open_index: Open, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("blendrag.serving.texts.INGEST_BATCH_TOKENS", 128)
+    monkeypatch.setattr("blendrag.serving.prefill.INGEST_BATCH_TOKENS", 128)
     index = open_index()
 
     passed = []
@@ -162,7 +162,7 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
 def test_a_full_disk_stops_ingest_cleanly_and_the_rest_comes_later(
     open_index: Open, folder: Path, small_disk: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("blendrag.serving.texts.INGEST_BATCH_TOKENS", 128)
+    monkeypatch.setattr("blendrag.serving.prefill.INGEST_BATCH_TOKENS", 128)
     root = small_disk(8) / "kb"
     index = open_index(str(root))
     with pytest.raises(StoreFullError, match="ingest again"):

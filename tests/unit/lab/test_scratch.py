@@ -36,7 +36,7 @@ def worker(model_dir: Path) -> Any:
 
 @pytest.fixture
 def settings(tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    monkeypatch.setattr("blendrag.lab.scratch.INGEST_BATCH_TOKENS", 64)
+    monkeypatch.setattr("blendrag.serving.prefill.INGEST_BATCH_TOKENS", 64)
     small: dict[str, Any] = {"cache_dir": tmp_path, "codec": "int8"}
     return Settings.load(model=str(model_dir), **small)
 

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blendrag.engine.client.generation import Delta
 from blendrag.eviction.fitted import Fitted, fitted_file, save_fitted
 from blendrag.forecast.background import BackgroundPredictor
 from blendrag.forecast.conversation import Window, conversation_id
@@ -30,7 +29,6 @@ from blendrag.store.tiers import TierSpec
 from stores import A, B, C, D, ask, holds, open_stack, put, register
 from word_embedder import WordEmbedder, features, say, settle
 
-END = Delta(" Eight years.", [1, 2, 3], 0.01, finish_reason="stop")
 LPC = (TierSpec(kind="ram", chunks=3, policy="lpc"), TierSpec(kind="disk", chunks=3, policy="lpc"))
 
 
@@ -105,8 +103,7 @@ def test_goodbye_gives_up_its_chunks(tmp_path: Path, begin: Open) -> None:
 
 @pytest.mark.usefixtures("trained_here")
 def test_conversations_earlier_chunks_are_remembered_behind_the_latest(begin: Open) -> None:
-    session = Session()
-    forecaster = begin(session)
+    forecaster = begin(session := Session())
     forecaster.answered("where is the hotel", plan("a", "b", "c"), "mine")
     settle(forecaster, 1)
     forecaster.answered("how much is the room", plan("b", "d"), "mine")
@@ -149,8 +146,7 @@ def test_memory_does_not_grow_with_conversations_and_chunks(begin: Open) -> None
 
 
 def test_missing_predictor_is_told_of_once_and_counted(begin: Open, caplog: pytest.LogCaptureFixture) -> None:
-    session = Session()
-    forecaster = begin(session)
+    forecaster = begin(session := Session())
     for number in range(3):
         forecaster.answered([{"role": "user", "content": "hi"}], plan("a"), None)
         settle(forecaster, number + 1)

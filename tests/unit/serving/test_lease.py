@@ -39,23 +39,15 @@ def open_elsewhere(folder: Path) -> bool:
     return False
 
 
-def test_wrapper_that_is_made_again_opens_its_folder_once(tmp_path: Path) -> None:
-    one, other = Lease(), Lease()
-    assert one.library(SMALL, tmp_path) is other.library(SMALL, tmp_path)
-
-
-def test_settings_of_single_requests_ask_for_no_other_engine(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "made", [lambda _: Lease(), copy.deepcopy, lambda lease: pickle.loads(pickle.dumps(lease))]
+)
+def test_wrapper_that_is_made_again_or_copied_opens_its_folder_once(made: Any, tmp_path: Path) -> None:
+    """Nor do settings of single requests ask for another engine."""
     lease = Lease()
     library = lease.library(SMALL, tmp_path)
-    other = SMALL.model_copy(update={"recompute_ratio": 0.5, "selector": "first_k", "blend": False})
-    assert lease.library(other, tmp_path) is library
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda lease: pickle.loads(pickle.dumps(lease))])
-def test_copy_of_a_wrapper_can_be_used(copied: Any, tmp_path: Path) -> None:
-    lease = Lease()
-    library = lease.library(SMALL, tmp_path)
-    assert copied(lease).library(SMALL, tmp_path) is library
+    of_requests = SMALL.model_copy(update={"recompute_ratio": 0.5, "selector": "first_k", "blend": False})
+    assert made(lease).library(of_requests, tmp_path) is library
 
 
 def test_wrapper_that_was_dropped_makes_room_for_another_configuration(tmp_path: Path) -> None:
@@ -70,33 +62,23 @@ def test_wrapper_that_was_dropped_makes_room_for_another_configuration(tmp_path:
     assert open_elsewhere(tmp_path / "b")
 
 
-def test_wrapper_in_use_keeps_its_library(tmp_path: Path) -> None:
+def test_wrapper_in_use_keeps_its_library_until_it_changes_its_own_configuration(tmp_path: Path) -> None:
     one, other = Lease(), Lease()
     library = one.library(SMALL, tmp_path / "a")
+    with pytest.raises(EngineBusyError, match=r"max_model_len=512.* max_model_len=1024"):
+        other.library(LARGE, tmp_path / "a")
     other.library(LARGE, tmp_path / "b")
     assert one.library(SMALL, tmp_path / "a") is library
-
-
-def test_second_configuration_of_a_folder_is_a_clear_error(tmp_path: Path) -> None:
-    one, other = Lease(), Lease()
-    one.library(SMALL, tmp_path)
-    with pytest.raises(EngineBusyError, match=r"max_model_len=512.* max_model_len=1024"):
-        other.library(LARGE, tmp_path)
-
-
-def test_wrapper_that_changes_its_configuration_gives_up_the_old_one(tmp_path: Path) -> None:
-    lease = Lease()
-    lease.library(SMALL, tmp_path / "a")
-    lease.library(LARGE, tmp_path / "b")
+    one.library(LARGE, tmp_path / "b")
     assert not open_elsewhere(tmp_path / "a")
 
 
 def test_closed_wrapper_gives_up_its_folder_and_can_be_used_again(tmp_path: Path) -> None:
     lease = Lease()
     lease.library(SMALL, tmp_path)
-    lease.close()
-    lease.close()
-    assert not open_elsewhere(tmp_path)
+    for _ in range(2):
+        lease.close()
+        assert not open_elsewhere(tmp_path)
     lease.library(SMALL, tmp_path)
     assert open_elsewhere(tmp_path)
 

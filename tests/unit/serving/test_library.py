@@ -176,36 +176,33 @@ def test_removed_kv_is_warned_about(library: Library) -> None:
         library.prefetch([f" {LONG}", "  "])
 
 
+def with_tree(root: Path, **options: Any) -> tuple[Library, Path]:
+    """A library with exact prefixes on disk, by default, and a file of theirs."""
+    node = root / "tree" / "kv" / "node"
+    node.parent.mkdir(parents=True, exist_ok=True)
+    node.touch()
+    return Library(root, Settings.load(**{"tiers": tree_tiers(disk=1 << 20), **options})), node
+
+
 def test_document_that_is_deleted_without_an_engine_leaves_exact_prefixes(
     tmp_path: Path, model_dir: Path
 ) -> None:
     """And those of a setting that is gone, or of a memory that is, stay on disk."""
-    root, node = tmp_path / "kv", tmp_path / "kv" / "tree" / "kv" / "node"
-
-    def opened(**options: Any) -> Library:
-        node.parent.mkdir(parents=True, exist_ok=True)
-        node.touch()
-        return Library(root, Settings.load(model=str(model_dir), **options))
-
-    kept = opened(tiers=tree_tiers(disk=1 << 20))
-    assert node.exists()
+    kept, node = with_tree(tmp_path)
     kept.texts.register({"a": ["Some text of a document."]})
     assert node.exists()
     kept.texts.release(["a"])
     assert not node.exists()
     kept.close()
-    for options in ({}, {"tiers": tree_tiers(1 << 20)}):
-        opened(**options).close()
+    for tiers in (None, tree_tiers(1 << 20)):
+        with_tree(tmp_path, tiers=tiers)[0].close()
         assert not node.exists()
 
 
 def test_tree_of_a_folder_that_is_open_elsewhere_is_kept(tmp_path: Path, model_dir: Path) -> None:
-    node = tmp_path / "tree" / "node"
-    with_tree = Library(tmp_path, Settings.load(tiers=tree_tiers(disk=1 << 20)))
-    node.parent.mkdir()
-    node.touch()
+    kept, node = with_tree(tmp_path)
     Library(tmp_path, SETTINGS, shared=True).close()
-    with_tree.close()
+    kept.close()
     assert node.exists()
 
 
@@ -258,18 +255,13 @@ def test_tree_is_kept_while_it_is_opened(
     tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though something is deleted meanwhile, which goes through the opened one then."""
-    library, node = (
-        Library(tmp_path, Settings.load(tiers=tree_tiers(disk=1 << 20))),
-        tmp_path / "tree" / "node",
-    )
+    library, node = with_tree(tmp_path)
     library.texts.register({"a": ["Some text of a document."]})
     deleting = threading.Thread(target=library.texts.release, args=(["a"],), daemon=True)
     forgotten = list[str]()
     prefixes: Any = SimpleNamespace(alive=True, forget=forgotten.extend, close=lambda: None)
 
     def opened(*_: Any) -> Any:
-        node.parent.mkdir()
-        node.touch()
         deleting.start()
         deleting.join(0.3)  # it waits for us, or has removed the folder by then
         return prefixes
@@ -281,11 +273,6 @@ def test_tree_is_kept_while_it_is_opened(
     deleting.join(60)
     assert node.exists() and forgotten == [key]
     library.close()
-
-
-def test_tree_of_a_negative_size_is_refused() -> None:
-    with pytest.raises(ConfigError, match="tree_bytes"):
-        Settings.load(tiers=tree_tiers(-1))
 
 
 @pytest.mark.parametrize(
@@ -305,16 +292,18 @@ def test_typing_error_in_an_option_is_a_clear_error(
         library.recipe(plan, BlendOptions(**options))
 
 
-def test_path_that_cannot_be_a_folder_is_a_clear_error(tmp_path: Path, model_dir: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StoreError, match="file"):
-        Library(tmp_path / "file" / "kv", SETTINGS)
-
-
-def test_broken_catalogue_is_a_clear_error(tmp_path: Path, model_dir: Path) -> None:
+def test_folder_that_cannot_be_or_has_a_broken_catalogue_is_a_clear_error(
+    tmp_path: Path, model_dir: Path
+) -> None:
     (tmp_path / "catalogue.sqlite").write_text("no database")
-    with pytest.raises(StoreError, match="catalogue"):
-        Library(tmp_path, SETTINGS)
+    for root in (tmp_path / "catalogue.sqlite" / "kv", tmp_path):
+        with pytest.raises(StoreError, match="catalogue"):
+            Library(root, SETTINGS)
+
+
+def test_tree_of_a_negative_size_is_refused() -> None:
+    with pytest.raises(ConfigError, match="tree_bytes"):
+        Settings.load(tiers=tree_tiers(-1))
 
 
 def test_codec_that_does_not_exist_leaves_no_folder(tmp_path: Path) -> None:

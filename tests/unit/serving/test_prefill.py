@@ -4,71 +4,46 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from blendrag.errors import EngineClosedError, EngineError
 from blendrag.serving.collection import Collection
 from blendrag.serving.library import Library
-from blendrag.serving.prefill import PrefillReport, prefill_pending
+from blendrag.serving.prefill import PrefillReport, grouped, prefill_pending
 from blendrag.settings import Settings
 from noted import Noted
 
-
-class Store:
-    def ingest(self, batch: list[Any]) -> Any:
-        return SimpleNamespace(tokens=sum(len(one.token_ids) for one in batch), seconds=1.0, nbytes=1)
-
-    def flush(self) -> int:
-        return 0
+ENTRIES: Any = [SimpleNamespace(token_ids=range(length)) for length in (300, 400)]  # of more than one batch
+DONE = SimpleNamespace(tokens=0, seconds=0.0, nbytes=0)  # a shared tier has all of it
 
 
-def test_progress_is_told_with_each_batch() -> None:
-    entries: Any = [SimpleNamespace(token_ids=(1, 2, 3)), SimpleNamespace(token_ids=(4, 5))]
-    store: Any = Store()
+@pytest.fixture
+def store() -> Any:
+    return Mock(ingest=Mock(return_value=DONE), flush=Mock(return_value=0))
+
+
+def test_progress_is_told_with_each_batch_whoever_has_prefilled_it(store: Any) -> None:
     noting = Noted()
-    prefill_pending(entries, store, 3, PrefillReport(), noting)
-    assert noting.at == [3, 5]
+    prefill_pending(ENTRIES, store, PrefillReport(), noting)
+    assert noting.at == [300, 700]
 
 
-class Shared(Store):
-    """Whose shared tier has all of it."""
-
-    def ingest(self, batch: list[Any]) -> Any:
-        return SimpleNamespace(tokens=0, seconds=0.0, nbytes=0)
-
-
-def test_what_another_engine_has_prefilled_is_done_too() -> None:
-    store: Any = Shared()
-    noting = Noted()
-    prefill_pending(ENTRIES, store, 3, PrefillReport(), noting)
-    assert noting.done == 5
-
-
-class Broken(Store):
-    """Whose engine has died."""
-
-    def ingest(self, batch: list[Any]) -> Any:
-        raise EngineError("it died at ingest")
-
-    def flush(self) -> int:
-        raise EngineError("it died at flush")
-
-
-ENTRIES: Any = [SimpleNamespace(token_ids=(1, 2, 3)), SimpleNamespace(token_ids=(4, 5))]
-
-
-def test_first_error_of_an_engine_that_died_is_the_one_that_is_told() -> None:
-    store: Any = Broken()
+def test_first_error_of_an_engine_that_died_is_the_one_that_is_told(store: Any) -> None:
+    store.ingest.side_effect, store.flush.side_effect = EngineError("at ingest"), EngineError("at flush")
     with pytest.raises(EngineError, match="at ingest"):
-        prefill_pending(ENTRIES, store, 3, PrefillReport(), Noted())
+        prefill_pending(ENTRIES, store, PrefillReport(), Noted())
+    assert store.flush.called
 
 
-def test_prefill_that_is_stopped_ends_behind_what_was_begun() -> None:
-    store: Any = Store()
+def test_prefill_that_is_stopped_ends_behind_what_was_begun(store: Any) -> None:
     report, noting = PrefillReport(), Noted()
 
     def go_on() -> None:
@@ -76,8 +51,16 @@ def test_prefill_that_is_stopped_ends_behind_what_was_begun() -> None:
             raise EngineClosedError("the server is about to end")
 
     with pytest.raises(EngineClosedError):
-        prefill_pending(ENTRIES, store, 3, report, noting, go_on)
-    assert (report.chunks, noting.done) == (1, 3)
+        prefill_pending(ENTRIES, store, report, noting, go_on)
+    assert (report.chunks, noting.done) == (1, 300)
+
+
+@given(st.lists(st.integers(0, 9)), st.integers(1, 12))
+def test_groups_are_as_large_as_they_may_be(sizes: list[int], most: int) -> None:
+    groups = list(grouped(sizes, lambda size: size, most))
+    assert [size for group in groups for size in group] == sizes
+    assert all(len(group) == 1 or (len(group) > 0 and sum(group) <= most) for group in groups)
+    assert all(sum(one) + other[0] > most for one, other in pairwise(groups))
 
 
 # -- two who sync a collection at once, as two API servers do -------------------------------------------

@@ -6,7 +6,7 @@ import html
 import itertools
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,14 +42,19 @@ def begin(tmp_path: Path, model_dir: Path) -> Iterator[Callable[..., Library]]:
         each.close()
 
 
+def told(library: Library, plan: PromptPlan, held: int | None = None, marked: Sequence[str] = ()) -> None:
+    """Have a prompt read that was answered."""
+    assert library.repeats is not None
+    library.repeats.answered(plan, held, marked)
+    library.repeats.wait()
+
+
 def asked(library: Library, *pages: str, about: str = "") -> int:
     """Ask about these, and do what the engine would. Returns how many of the prompt's tokens were known."""
-    assert library.repeats is not None
     texts = "\n\n".join(f"[{at}] {text}" for at, text in enumerate(pages, 1))
     begins = f"<|im_start|>user\nPrompt of {about or len(library.catalogue.known())} and {hash(pages)}:\n"
     plan = library.plan(f"{begins}{texts}\n\nWhat has been said of {about}?<|im_end|>\n")
-    library.repeats.answered(plan, 0 if plan.cached_tokens else None)
-    library.repeats.wait()
+    told(library, plan, 0 if plan.cached_tokens else None)
     library.texts.learn(plan.forms)
     for entry in library.catalogue.pending():
         library.catalogue.mark_ready(entry.key, KV * len(entry.token_ids))
@@ -197,8 +202,6 @@ def test_no_more_prompts_wait_than_there_is_room_for(
 
 def test_marked_text_is_known_from_the_second_prompt_on(begin: Callable[..., Library]) -> None:
     library = begin()
-    assert library.repeats is not None
     for marked in ([page(1), "short", page(2) * 200], [page(1)]):
-        library.repeats.answered(library.plan("Hm?"), None, marked)
-        library.repeats.wait()
+        told(library, library.plan("Hm?"), marked=marked)
         assert kept(library) == [page(1)]

@@ -115,21 +115,24 @@ def test_profile_of_this_machine_is_taken(session: EngineSession, save: Save) ->
     assert found is not None and found.identity == DIGEST
 
 
-@pytest.mark.parametrize(("fact", "other"), [("cpu", "x"), ("threads", 9), ("dtype", "x"), ("vllm", "x")])
-def test_profile_of_another_machine_is_not_used_and_warned_about(
-    session: EngineSession, save: Save, fact: str, other: object
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"cpu": "x"}, "different: cpu"),
+        ({"threads": 9}, "different: threads"),
+        ({"dtype": "x"}, "different: dtype"),
+        ({"vllm": "x"}, "different: vllm"),
+        ({"selector": "hkvd"}, "of selector 'hkvd'.*run blendrag profile again"),
+    ],
+)
+def test_profile_of_another_machine_or_selector_is_not_used_and_warned_about(
+    session: EngineSession, save: Save, other: dict[str, Any], said: str
 ) -> None:
-    save(**{fact: other})
-    with pytest.warns(BlendragWarning, match=f"different: {fact}"):
+    save(**other)
+    with pytest.warns(BlendragWarning, match=said):
         assert session._profile(MACHINE_FACTS) is None
     with warnings.catch_warnings(action="error"):
         assert session._profile(MACHINE_FACTS) is None, "said once"
-
-
-def test_profile_of_another_selector_is_not_used_and_warned_about(session: EngineSession, save: Save) -> None:
-    save(selector="hkvd")
-    with pytest.warns(BlendragWarning, match="of selector 'hkvd'.*run blendrag profile again"):
-        assert session._profile(MACHINE_FACTS) is None
 
 
 def test_machine_without_a_profile_is_not_warned_about(session: EngineSession) -> None:

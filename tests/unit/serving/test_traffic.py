@@ -14,6 +14,7 @@ from blendrag.chat.request import ChatRequest
 from blendrag.chat.turn import Turn
 from blendrag.engine.client.generation import Delta
 from blendrag.lab.eviction.trace import read_log
+from blendrag.serving.evidence import Evidence
 from blendrag.serving.library import Library
 from blendrag.serving.session import EngineSession
 from blendrag.settings import Settings
@@ -50,37 +51,29 @@ def library(folder: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> I
     library.close()
 
 
+def answered(library: Library, request: ChatRequest) -> Evidence:
+    answer = Turn(library, library.settings, request).feed(END).answer
+    assert answer is not None
+    return answer.evidence
+
+
 def chat(library: Library, content: str, conversation: str | None = None) -> None:
-    request = ChatRequest([{"role": "user", "content": content}], conversation=conversation)
-    Turn(library, library.settings, request).feed(END)
-
-
-def complete(library: Library, prompt: str) -> None:
-    """A rendered prompt belongs to no conversation."""
-    Turn(library, library.settings, ChatRequest(prompt)).feed(END)
+    answered(library, ChatRequest([{"role": "user", "content": content}], conversation=conversation))
 
 
 def test_answered_prompts_can_be_replayed(library: Library, folder: Path) -> None:
     library.start()
+    sizes = {entry.text: len(entry.token_ids) for entry in library.catalogue.entries()}
     chat(library, f"{FIRST}\n\n{SECOND}\n\nHow long?", "ada")
     chat(library, "What is a fjord?", "ada")
     chat(library, f"{SECOND}\n\nWhere is the wheel?", "ada")
-    complete(library, f"{FIRST}\n\nHow far?")
+    answered(library, ChatRequest(f"{FIRST}\n\nHow far?"))  # a rendered prompt belongs to no conversation
     library.close()
     trace = read_log(folder / "cache" / "evictor" / "prompts.sqlite")
     both, second, first = trace.requests
-    sizes = {entry.text: len(entry.token_ids) for entry in library_texts(folder, library)}
     assert both.sizes == (sizes[FIRST.strip()], sizes[SECOND.strip()])
     assert second.keys == both.keys[1:] and first.keys == both.keys[:1]
     assert both.conversation == second.conversation and first.conversation is None
-
-
-def library_texts(folder: Path, closed: Library) -> Any:
-    library = Library(folder / "kv", closed.settings)
-    try:
-        return library.catalogue.entries()
-    finally:
-        library.close()
 
 
 def test_prompts_are_not_logged_unasked(
@@ -104,6 +97,5 @@ def test_budget_that_nothing_came_of_is_told_of(
     folder: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     library = opened(folder, model_dir, monkeypatch, kv_budget=256, blend=False)
-    answer = Turn(library, library.settings, ChatRequest(f"{FIRST}\n\nHow far?")).feed(END).answer
-    assert answer is not None and answer.evidence.kv_whole == "it was not blended"
+    assert answered(library, ChatRequest(f"{FIRST}\n\nHow far?")).kv_whole == "it was not blended"
     library.close()
