@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import httpx2
 
@@ -20,7 +20,6 @@ from blendrag.chat.interface import ChatModel
 from blendrag.chat.messages import with_roles
 from blendrag.chat.request import ChatRequest, RequestOptions, make_request
 from blendrag.chat.tools import TemplateFacts, answer_grammar, offered_tools, with_tools, without_control
-from blendrag.engine.client.generation import Grammar
 from blendrag.errors import BlendragError, ConfigError, ServerBusyError
 from blendrag.names import closest
 from blendrag.options import BlendKeywords, BlendOverrides, Step, spelled_out
@@ -83,6 +82,15 @@ class _Request(ChatRequest):
     blending: tuple[tuple[str, Any], ...] = ()
 
 
+class _Model(NamedTuple):
+    """What a server says of its model, by its own names."""
+
+    name: str
+    context_window: int
+    template: TemplateFacts
+    tool_parser: str
+
+
 class RemoteChat(ChatModel):
     """A chat model on a server. Answers as :class:`Chat` does, with the same evidence; the engine, the texts
     and their KV are the server's, which renders prompts and recognises documents in them.
@@ -105,21 +113,21 @@ class RemoteChat(ChatModel):
                 raise ConfigError(f"{name} is the server's to say: it is not for a base_url")
         self.settings = Settings.load(**settings)
         self.server = Server(base_url, api_key, **(http or {}))
-        self._known: dict[str, Any] | None = None
+        self._known: _Model | None = None
 
     # -- about the server ---------------------------------------------------------------------------------
 
-    def _model(self, **more: Any) -> dict[str, Any]:
+    def _model(self, **more: Any) -> _Model:
         """Return what the server says of its model: asked once."""
         if self._known is None:
             found = self.server.call("GET", "v1/kb/model", **more)
             with understood(self.server):
-                self._known = {
-                    "name": str(found["name"]),
-                    "context_window": int(found["context_window"]),
-                    "template": made(TemplateFacts, found["template"]),
-                    "tool_parser": str(found.get("tool_parser") or ""),
-                }
+                self._known = _Model(
+                    str(found["name"]),
+                    int(found["context_window"]),
+                    made(TemplateFacts, found["template"]),
+                    str(found.get("tool_parser") or ""),
+                )
         return self._known
 
     @property
@@ -129,23 +137,22 @@ class RemoteChat(ChatModel):
 
     @property
     def model_name(self) -> str:
-        return self._named or str(self._model()["name"])
+        return self._named or self._model().name
 
     @property
     def context_window(self) -> int:
-        return int(self._model()["context_window"])
+        return self._model().context_window
 
     @property
     def tool_parser(self) -> str:
         """Name, in vLLM, of the parser with which the server reads calls that the model may make; empty where
         it reads none, and they are read here."""
-        return str(self._model()["tool_parser"])
+        return self._model().tool_parser
 
     @property
     def knows_tools(self) -> bool:
         """Return whether the chat template writes tools itself."""
-        template: TemplateFacts = self._model()["template"]
-        return template.knows_tools
+        return self._model().template.knows_tools
 
     def context_window_at_hand(self) -> int | None:
         return None if self._known is None else self.context_window
@@ -175,18 +182,13 @@ class RemoteChat(ChatModel):
             if name not in _SAMPLING:
                 raise ConfigError(f"unknown option {name!r}{closest(name, {*_SAMPLING, *options})}")
         given: Mapping[str, Any] = options
-        own_fields = {
-            name: getattr(self.settings, name)
-            for name in BlendOverrides.model_fields
-            if name in self.settings.model_fields_set
-        }
-        if given.get("quality") is not None:
-            for name in ("quality", *Step._fields):  # which it stands for
-                own_fields.pop(name, None)
         own = {name: given[name] for name in _OF_BLENDING if given.get(name) is not None}
-        own_fields |= own if "quality" in own else spelled_out(own)
+        overridden = {"quality", *Step._fields} if "quality" in own else set()  # for which it stands
+        included = BlendOverrides.model_fields.keys() - overridden
+        blending = self.settings.model_dump(include=included, exclude_unset=True)
+        blending |= own if "quality" in own else spelled_out(own)
         fields = {name: getattr(request, name) for name in ChatRequest.__dataclass_fields__}
-        return _Request(**fields, blending=tuple(own_fields.items()))
+        return _Request(**fields, blending=tuple(blending.items()))
 
     def _attempt(self, request: ChatRequest) -> Reader:
         reader = Reader(self.server, request)
@@ -210,6 +212,9 @@ class RemoteChat(ChatModel):
         blending: dict[str, Any] = {"documents": list(request.documents), "evidence": True}
         blending |= dict(request.blending) if isinstance(request, _Request) else {}
         blending |= {"conversation": request.conversation} if request.conversation else {}
+        logprobs: dict[str, Any] = {"logprobs": sampling.logprobs}
+        if sampling.logprobs is not None and not isinstance(request.messages, str):
+            logprobs = {"logprobs": True, "top_logprobs": sampling.logprobs}
         body: dict[str, Any] = {
             **self._prompt(request),
             "model": self._named,
@@ -218,27 +223,21 @@ class RemoteChat(ChatModel):
             "top_p": sampling.top_p,
             "stop": list(sampling.stop) or None,
             "seed": sampling.seed,
+            **logprobs,
             **sampling.other,
+            "structured_outputs": self._structured_outputs(request),
             "stream": True,
             "stream_options": {"include_usage": True},
             "blendrag": blending,
         }
-        if grammar := self._grammar(request):
-            body["structured_outputs"] = {grammar.kind: grammar.value}
-        if sampling.logprobs is not None:
-            chat = not isinstance(request.messages, str)
-            body |= (
-                {"logprobs": True, "top_logprobs": sampling.logprobs}
-                if chat
-                else {"logprobs": sampling.logprobs}
-            )
         return {name: value for name, value in body.items() if value is not None}
 
-    def _grammar(self, request: ChatRequest) -> Grammar | None:
+    def _structured_outputs(self, request: ChatRequest) -> dict[str, Any] | None:
         """Return what the answer has to match; half of the window is taken to be left for it."""
         if request.sampling.max_tokens is None and (request.forced or request.schema or request.grammar):
             request = request.within(self.context_window // 2)
-        return answer_grammar(request)
+        grammar = answer_grammar(request)
+        return {grammar.kind: grammar.value} if grammar else None
 
     def _prompt(self, request: ChatRequest) -> dict[str, Any]:
         """Return messages and tools as embedded engines' models get them, but for control tokens, which the
@@ -247,9 +246,9 @@ class RemoteChat(ChatModel):
         if isinstance(request.messages, str):
             return {"prompt": request.messages}
         about = self._model(**timeout_of(request))
-        template: TemplateFacts = about["template"]
+        template = about.template
         messages, options = with_tools(template, request)
-        if request.offered and about["tool_parser"] and not request.held:
+        if request.offered and about.tool_parser and not request.held:
             options |= offered_tools(template, request)
             options |= {"tool_choice": "auto", "parallel_tool_calls": request.parallel_tool_calls}
         elif "tools" in options:
@@ -258,32 +257,27 @@ class RemoteChat(ChatModel):
             options["chat_template_kwargs"] = request.chat_template_kwargs
         takes = {"system": template.takes_system, "later": template.takes_later}
         fitted = with_roles(messages, **takes, welcome=template.takes_welcome)
-        harmless = [
-            {**message, "content": without_control(template.control_tokens, message.get("content"))}
-            for message in fitted
-        ]
-        return {"messages": [_as_openai(message) for message in harmless], **options}
+        return {"messages": [_as_openai(message, template) for message in fitted], **options}
 
     # -- about prompts ------------------------------------------------------------------------------------
 
-    def _planned(self, request: ChatRequest) -> dict[str, Any]:
+    def _planned(self, request: ChatRequest) -> tuple[str, list[dict[str, Any]], int]:
+        """Return the prompt's text, its rows, and the number of its tokens."""
         about = {"documents": list(request.documents)}
-        found: dict[str, Any] = self.server.call(
-            "POST", "v1/kb/explain", {**self._prompt(request), "blendrag": about}
-        )
+        found = self.server.call("POST", "v1/kb/explain", {**self._prompt(request), "blendrag": about})
         with understood(self.server):
             if found["text"] is None:
                 raise refusal(f"{self.server}: {found['plain']}")
-            return {"text": str(found["text"]), "rows": list(found["rows"]), "tokens": int(found["tokens"])}
+            return str(found["text"]), list(found["rows"]), int(found["tokens"])
 
     def render(self, request: ChatRequest) -> str:
-        return str(self._planned(request)["text"])
+        return self._planned(request)[0]
 
     def explain(self, request: ChatRequest) -> list[dict[str, Any]]:
-        return list(self._planned(request)["rows"])
+        return self._planned(request)[1]
 
     def count_tokens(self, request: ChatRequest) -> int:
-        return int(self._planned(request)["tokens"])
+        return self._planned(request)[2]
 
     def token_ids(self, text: str) -> list[int]:
         found = self.server.call("POST", "v1/kb/tokens", {"texts": [text]})
@@ -315,13 +309,16 @@ def _parts(text: str) -> Iterator[str]:
     yield text
 
 
-def _as_openai(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message with the arguments of its calls as text."""
-    calls = [
-        {**call, "function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"])}}
-        for call in message.get("tool_calls") or ()
-    ]
-    return {**message, **({"tool_calls": calls} if calls else {})}
+def _as_openai(message: Mapping[str, Any], template: TemplateFacts) -> dict[str, Any]:
+    """Return a message without control tokens, and with the arguments of its calls as text."""
+    harmless = {**message, "content": without_control(template.control_tokens, message.get("content"))}
+    if calls := message.get("tool_calls"):
+        each = [(call, call["function"]) for call in calls]
+        harmless["tool_calls"] = [
+            {**call, "function": {**function, "arguments": json.dumps(function["arguments"])}}
+            for call, function in each
+        ]
+    return harmless
 
 
 class _Background:

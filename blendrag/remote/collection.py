@@ -5,12 +5,12 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import itertools
 import json
 import os
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain
 from typing import Any
 from urllib.parse import quote_plus
 
@@ -28,6 +28,7 @@ from blendrag.progress import Progress, progress_bar
 from blendrag.remote.http import NoCollectionError, Server, made, understood
 from blendrag.serving.collection import KeptDocuments, Sources, SyncReport, Texts, encodable_documents
 from blendrag.serving.owners import ends_here
+from blendrag.serving.prefill import grouped
 from blendrag.text import encodable
 
 # As the server takes it; "." and ".." would be other places than a name's.
@@ -64,48 +65,25 @@ class RemoteCollection(KeptDocuments):
             _forget_at_exit(self._server, self.name, os.getpid())
         texts, sources = encodable_documents(documents, sources)
         report, parts = SyncReport(), list(_parts(texts, sources))
+        several = len(parts) > 1
         with progress_bar(progress) as bar:
-            if len(parts) > 1 or not only:
-                for part, parts_of in parts:
-                    self._count(report, self._put({"documents": part, "sources": parts_of}, bar))
+            for part in parts if several or not only else ():
+                self._put(_body(part, sources), report, bar)
             if only:
-                self._forget_others(texts, sources, report, bar, put=len(parts) > 1)
+                # In one request with all documents, which is one change for the server.
+                try:
+                    self._put({**_body(texts, sources), "sync": True}, report, bar)
+                except ServerRefusalError:  # it takes none so large
+                    if not several:
+                        raise
+                    gone = self.ids() - texts.keys()
+                    self.remove(gone)
+                    report.removed += len(gone)
         report.unchanged = len(texts) - report.added - report.changed
         return report
 
-    def _forget_others(
-        self, texts: Texts, sources: Sources, report: SyncReport, bar: Progress, *, put: bool
-    ) -> None:
-        """Forget other documents: in one request with all documents, which is one change for the server; or,
-        where it takes none so large, in several. put: whether these have been put."""
-        named = {id: source for id, source in sources.items() if id in texts}
-        try:
-            self._count(report, self._put({"documents": texts, "sources": named, "sync": True}, bar))
-        except ServerRefusalError:
-            if not put:
-                raise
-            gone = self.ids() - texts.keys()
-            self.remove(gone)
-            report.removed += len(gone)
-
-    @staticmethod
-    def _count(report: SyncReport, done: SyncReport) -> None:
-        report.count(done)
-        report.added += done.added
-        report.changed += done.changed
-        report.removed += done.removed
-
     def remove(self, ids: Iterable[str]) -> None:
-        part: list[str] = []
-        size = 0
-        for id in map(encodable, ids):
-            more = len(f"&id={quote_plus(id)}")
-            if part and size + more > _ADDRESS:
-                self._forget(params={"id": part})
-                part, size = [], 0
-            part.append(id)
-            size += more
-        if part:
+        for part in grouped(map(encodable, ids), lambda id: len(f"&id={quote_plus(id)}"), _ADDRESS):
             self._forget(params={"id": part})
 
     def clear(self) -> None:
@@ -115,18 +93,24 @@ class RemoteCollection(KeptDocuments):
         with contextlib.suppress(NoCollectionError):  # as one without any
             self._server.call("DELETE", self._path, **which)
 
-    def _put(self, body: Mapping[str, Any], bar: Progress) -> SyncReport:
-        """Put documents. Waits for a server that is busy: as it says, or else a moment."""
-        for waits in range(_WAITS):
+    def _put(self, body: Mapping[str, Any], report: SyncReport, bar: Progress) -> None:
+        """Put documents, and count what is done. Waits for a server that is busy: as it says, or else a
+        moment."""
+        for waits in itertools.count():
             try:
-                return self._put_once(body, bar)
+                done = self._put_once(body, bar)
+                break
             except ServerBusyError as error:
                 after = error.retry_after_s
-                if after is None and (waits >= _UNTOLD_WAITS or error.__cause__):  # or the connection broke
+                # Where it does not say how long, the connection may have broken, too.
+                if waits == _WAITS or (after is None and (waits >= _UNTOLD_WAITS or error.__cause__)):
                     raise
                 bar.note("waiting for the server")
                 time.sleep(_UNTOLD_WAIT_S if after is None else min(after, _LONGEST_WAIT_S))
-        return self._put_once(body, bar)
+        report.count(done)
+        report.added += done.added
+        report.changed += done.changed
+        report.removed += done.removed
 
     def _put_once(self, body: Mapping[str, Any], bar: Progress) -> SyncReport:
         line: dict[str, Any] = {}
@@ -150,30 +134,34 @@ class RemoteCollection(KeptDocuments):
             return made(SyncReport, line["report"])
 
 
-def _parts(texts: Texts, sources: Sources) -> Iterator[tuple[dict[str, Any], dict[str, str]]]:
+def _body(documents: Texts, sources: Sources) -> dict[str, Any]:
+    """Return the body that tells of these documents."""
+    return {"documents": documents, "sources": {id: sources[id] for id in documents if id in sources}}
+
+
+def _parts(texts: Texts, sources: Sources) -> Iterator[Texts]:
     """Yield documents few enough for one request each, with the text again that the first of a source is
     prefilled behind."""
-    part: dict[str, Any] = {}
-    last: dict[str, str] = {}
-    size = 0
-
-    def parts_of() -> dict[str, str]:
-        return {id: sources[id] for id in part if id in sources}
-
+    part: dict[str, Iterable[str]] = {}
+    last: dict[str, str] = {}  # by source
+    left = _AT_ONCE
     for id in texts:
-        before = last.get(sources[id]) if id in sources else None
-        more = sum(map(len, chain([id], texts[id])))
-        if part and size + more > _AT_ONCE:
-            yield part, parts_of()
-            part, size = {}, 0
-        if before is not None and before not in part:
-            part[before] = texts[before]
-            size += sum(map(len, chain([before], texts[before])))
-        part[id] = texts[id]
-        size += more
-        if id in sources:
-            last[sources[id]] = id
-    yield part, parts_of()
+        source = sources.get(id)
+        if part and _size(id, texts) > left:
+            yield part
+            part, left = {}, _AT_ONCE
+        before = id if source is None else last.get(source, id)
+        for one in (before, id):
+            if one not in part:
+                part[one] = texts[one]
+                left -= _size(one, texts)
+        if source is not None:
+            last[source] = id
+    yield part
+
+
+def _size(id: str, texts: Texts) -> int:
+    return sum(map(len, (id, *texts[id])))
 
 
 @functools.cache

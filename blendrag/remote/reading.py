@@ -119,28 +119,24 @@ class Reader(Attempt):
         Raises ServerBusyError, or BrokenAnswerError if the answer has begun, for an error in the stream;
         GenerationTimeoutError; ServerError for what is no answer.
         """
-        with understood("the server"):
-            return self._read(data)
-
-    def _read(self, data: str) -> Piece | None:
         data = data.strip()
         if not data or self.ended:  # an event without data: a proxy's
             return None
-        if data == _END:
-            return self._end()
-        event = _json(data)
-        if (error := event.get("error")) is not None:
-            about = error if isinstance(error, dict) else {"message": error}
-            message, refused = f"the server failed: {about.get('message')}", about.get("code") == 400
-            if refused and not self.begun:
-                raise refusal(message)
-            raise (BrokenAnswerError if self.begun else ServerBusyError)(message)
-        self._model = event.get("model") or self._model
-        self._usage = event.get("usage") or self._usage
-        self._facts = event.get("blendrag") or self._facts
-        for choice in event.get("choices") or ():
-            return self._feed(choice)
-        return None
+        with understood("the server"):
+            if data == _END:
+                return self._end()
+            event = _json(data)
+            if (error := event.get("error")) is not None:
+                about = error if isinstance(error, dict) else {"message": error}
+                message = f"the server failed: {about.get('message')}"
+                if about.get("code") == 400 and not self.begun:
+                    raise refusal(message)
+                raise self._broken(message)
+            self._model = event.get("model") or self._model
+            self._usage = event.get("usage") or self._usage
+            self._facts = event.get("blendrag") or self._facts
+            choices = event.get("choices")
+            return self._feed(choices[0]) if choices else None
 
     def _feed(self, choice: dict[str, Any]) -> Piece | None:
         self._ttft_s = self._ttft_s or time.perf_counter() - self._begin
@@ -189,8 +185,10 @@ class Reader(Attempt):
     def check(self) -> None:
         """Check that the stream's end is the answer's. Raises as :meth:`feed` does."""
         if not self.ended:
-            message = "the server ended the stream before the answer's end"
-            raise (BrokenAnswerError if self.begun else ServerBusyError)(message)
+            raise self._broken("the server ended the stream before the answer's end")
+
+    def _broken(self, message: str) -> BlendragError:
+        return (BrokenAnswerError if self.begun else ServerBusyError)(message)
 
 
 def timeout_of(request: ChatRequest) -> dict[str, Any]:
