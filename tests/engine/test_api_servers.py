@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,7 +14,8 @@ import psutil
 import pytest
 
 from blendrag.models import DEFAULT_MODEL
-from served import COMPLETIONS, FILLER, KB, TEXTS, Server, text_of
+from served import COMPLETIONS, FILLER, KB, TEXTS, Server, events_of, text_of
+from waiting import until
 
 pytestmark = [pytest.mark.own_engine, pytest.mark.nightly(part="ranks")]
 
@@ -82,8 +81,7 @@ def test_answers_of_two_servers_get_their_own_evidence(server: Server, two: Two)
     def evidence(n: int) -> tuple[int, int]:
         client, ratio = two[n % 2], (n + 1) / 10
         more = {"blendrag": {"evidence": True, "recompute_ratio": ratio}, "stream": True}
-        lines = [line for line in server.ask(f"Question {n}?", client, **more).text.splitlines() if line]
-        counts = json.loads(lines[-2].removeprefix("data: "))["blendrag"]
+        counts = events_of(server.ask(f"Question {n}?", client, **more))[-1]["blendrag"]
         return counts["recomputed"], counts["prefix"]
 
     server.put(TEXTS)
@@ -99,15 +97,14 @@ def test_two_servers_that_ingest_at_once_both_finish(server: Server, two: Two) -
         client = two[n % 2]
         name = f"/v1/kb/collections/at-once-{n}"
         texts = {f"{i}": f"Village {n}.{i} has {n + i} houses. {FILLER}" for i in range(3)}
-        answer = client.put(name, json={"documents": texts, "sources": dict.fromkeys(texts, "all")})
-        assert "report" in json.loads(answer.text.splitlines()[-1]), answer.text
+        server.put(texts, client, name, sources=dict.fromkeys(texts, "all"))
         reused(server, client, f"Meanwhile {n}?")
         return client.delete(name).json()["removed"]
 
     server.put(TEXTS)
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(work, range(6))) == [3] * 6
-    chunks = server.client.get("/v1/kb/stats").json()["chunks"]
+    chunks = server.chunks()
     assert (chunks["ready"], chunks["pending"]) == (len(TEXTS), 0)
     assert text_of(server.ask("The end?", two[0])) == text_of(server.ask("The end?", two[1]))
 
@@ -117,17 +114,16 @@ def test_two_syncs_at_once_end_as_one_of_the_two(server: Server, two: Two) -> No
     server.put(TEXTS)
     ids = sorted(TEXTS)
 
-    def sync(n: int, kept: list[str]) -> None:
-        path = "/v1/kb/collections/synced"
-        answer = two[n].put(path, json={"documents": {id: TEXTS[id] for id in kept}, "sync": True})
-        assert "report" in json.loads(answer.text.splitlines()[-1]), answer.text
+    path, wanted = "/v1/kb/collections/synced", [ids[:2], ids[2:]]
+
+    def sync(client: httpx.Client, kept: list[str]) -> None:
+        server.put({id: TEXTS[id] for id in kept}, client, path, sync=True)
 
     with ThreadPoolExecutor(2) as pool:
         for _ in range(20):
-            wanted = [ids[:2], ids[2:]]
-            list(pool.map(sync, (0, 1), wanted))
-            assert two[0].get("/v1/kb/collections/synced").json()["ids"] in wanted
-    assert two[1].delete("/v1/kb/collections/synced").json() == {"removed": 2}
+            list(pool.map(sync, two, wanted))
+            assert two[0].get(path).json()["ids"] in wanted
+    assert two[1].delete(path).json() == {"removed": 2}
 
 
 def test_servers_that_end_finish_answers_and_stop_ingests_and_leave_no_process(
@@ -145,8 +141,7 @@ def test_servers_that_end_finish_answers_and_stop_ingests_and_leave_no_process(
     body = {"model": DEFAULT_MODEL, "prompt": "Once upon a time", "max_tokens": 64, "stream": True}
     body |= {"ignore_eos": True}
     family = server.family()
-    while not server.client.get("/v1/kb/stats").json()["chunks"]["pending"]:
-        time.sleep(0.1)
+    until(lambda: server.chunks()["pending"], every_s=0.1)
     with two[0].stream("POST", COMPLETIONS, json=body) as answer:
         lines = answer.iter_lines()
         next(lines)
@@ -157,7 +152,7 @@ def test_servers_that_end_finish_answers_and_stop_ingests_and_leave_no_process(
     assert psutil.wait_procs(family, timeout=10)[1] == []
     again = Server(server.folder, "--api-server-count", "2").wait()
     assert again.client.get(KB).json()["ids"] == sorted(TEXTS)
-    totals = again.client.get("/v1/kb/stats").json()["chunks"]
+    totals = again.chunks()
     assert totals["chunks"] == len(TEXTS) + len(texts)
     assert totals["ready"] + totals["pending"] == totals["chunks"]
     family = again.family()

@@ -22,14 +22,13 @@ from served import (
     TEXTS,
     Server,
     counted,
+    events_of,
     text_of,
     through,
 )  # fmt: skip
+from waiting import until
 
 pytestmark = [pytest.mark.own_engine, pytest.mark.xdist_group("server")]
-
-TIERS = json.dumps([{"kind": "ram", "bytes": 2 << 30, "policy": "lpc"}, {"kind": "disk", "policy": "lpc"}])
-FORECAST_S = 60.0  # until a test gives up
 
 
 def test_openai_client_gets_its_documents_prefilled(server: Server) -> None:
@@ -59,14 +58,12 @@ def test_evidence_is_the_same_in_header_body_and_stream(server: Server) -> None:
 
     stream = server.ask(question, blendrag={"evidence": True, "recompute_ratio": 0.3}, stream=True)
     assert json.loads(stream.headers["x-blendrag"])["cached"] == counts["reused"] + counts["recomputed"]
-    lines = [line for line in stream.text.splitlines() if line]
-    assert lines[-1] == "data: [DONE]"
-    assert json.loads(lines[-2].removeprefix("data: "))["blendrag"]["recomputed"] > counts["recomputed"]
+    assert stream.text.rstrip().endswith("data: [DONE]")
+    assert events_of(stream)[-1]["blendrag"]["recomputed"] > counts["recomputed"]
 
 
 def test_stream_that_did_not_ask_gets_no_chunk_of_ours(server: Server) -> None:
-    lines = [line for line in server.ask(stream=True).text.splitlines() if line]
-    assert not any("blendrag" in line for line in lines)
+    assert "blendrag" not in server.ask(stream=True).text
 
 
 @pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
@@ -83,12 +80,10 @@ def test_documents_are_blended_through_every_door(server: Server, path: str) -> 
     ours = {"blendrag": {"evidence": True}}
     stream = through(server, path, f"{content} At once.", stream=True, **ours, **more)
     assert json.loads(stream.headers["x-blendrag"])["cached"] == evidence["reused"] + evidence["recomputed"]
-    events = [json.loads(line[6:]) for line in stream.text.splitlines() if line.startswith("data: {")]
-    ends = [event.get("response", event) for event in events]
+    ends = [event.get("response", event) for event in events_of(stream)]
     (facts,) = [end["blendrag"] for end in ends if "blendrag" in end]
-    assert facts["recomputed"] > 0 and [row["source"] for row in facts["documents"] if row["source"]] == [
-        *TEXTS
-    ]
+    named = [row["source"] for row in facts["documents"] if row["source"]]
+    assert facts["recomputed"] > 0 and named == list(TEXTS)
     usage = [end["usage"] for end in ends if end.get("usage")][-1]
     assert counted(usage) == (facts["prompt"], facts["reused"] + facts["prefix"])
 
@@ -124,12 +119,8 @@ def test_response_goes_on_from_a_stored_one(server: Server) -> None:
     ],
 )
 def test_wrong_request_through_another_door_is_a_400(server: Server, path: str, body: dict[str, Any]) -> None:
-    right = {
-        "model": DEFAULT_MODEL,
-        "max_tokens": 4,
-        "input": "Hm?",
-        "messages": [{"role": "user", "content": "Hm?"}],
-    }
+    said = [{"role": "user", "content": "Hm?"}]
+    right = {"model": DEFAULT_MODEL, "max_tokens": 4, "input": said, "messages": said}
     answer = server.client.post(path, json=right | body)
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["message"]
@@ -165,9 +156,9 @@ def test_forced_call_is_made_and_fits_its_tool(server: Server) -> None:
     place = json.loads(call["function"]["arguments"])["at"]
     assert place in {"go": ["north", "south"], "stay": [1, 2]}[call["function"]["name"]]
     named = {"type": "function", "function": {"name": "stay"}}
-    stream = server.ask(tools=[GO, STAY], tool_choice=named, max_tokens=60, stream=True).text
-    events = [json.loads(line[6:]) for line in stream.splitlines() if line.startswith("data: {")]
-    parts = [part for event in events for part in event["choices"][0]["delta"].get("tool_calls") or ()]
+    stream = server.ask(tools=[GO, STAY], tool_choice=named, max_tokens=60, stream=True)
+    deltas = [event["choices"][0]["delta"] for event in events_of(stream)]
+    parts = [part for delta in deltas for part in delta.get("tool_calls") or ()]
     assert [part["function"]["name"] for part in parts if part["function"].get("name")] == ["stay"]
     assert json.loads("".join(part["function"].get("arguments") or "" for part in parts))["at"] in (1, 2)
 
@@ -176,10 +167,9 @@ def test_several_equal_answers_are_given(server: Server) -> None:
     answer = server.ask(n=2).json()
     texts = [choice["message"]["content"] for choice in answer["choices"]]
     assert texts == [text_of(server.ask())] * 2 and answer["blendrag"]["plain"] is None
-    stream = server.ask(n=2, stream=True).text
-    events = [json.loads(line[6:]) for line in stream.splitlines() if line.startswith("data: {")]
     said = ["", ""]
-    for choice in (choice for event in events for choice in event["choices"]):
+    stream = server.ask(n=2, stream=True)
+    for choice in (choice for event in events_of(stream) for choice in event["choices"]):
         said[choice["index"]] += choice["delta"].get("content") or ""
     assert said == texts
 
@@ -231,11 +221,8 @@ def test_what_cannot_be_blended_is_answered_plainly_and_says_why(
         ({"blendrag": {"recompte_ratio": 0.5}}, "did you mean recompute_ratio"),
         ({"blendrag": {"recompute_ratio": 7}}, "recompute_ratio must be between 0 and 1"),
         ({"blendrag": {"selector": "qurey"}}, "qurey"),
-        ({"blendrag": {"kv_budget": 0}}, "kv_budget must be a number of tokens"),
         ({"blendrag": {"kv_budget": 512}}, "started with the setting kv_budget"),
-        ({"blendrag": {"kv_alpha": 1.5}}, "kv_budget='512:alpha=...'"),
         ({"blendrag": {"selector": "hkvd:metric=q"}}, "metric must be"),
-        ({"blendrag": {"quality": "fst"}}, "fst"),
         ({"blendrag": []}, "blendrag"),
         ({"kv_transfer_params": {"blendrag": {"store": "s"}}}, "kv_transfer_params"),
         ({"kv_transfer_params": {"prompt_token_ids": [1]}}, "kv_transfer_params"),
@@ -289,14 +276,15 @@ def test_several_clients_get_the_answers_that_each_gets_alone(server: Server) ->
 def test_conversation_of_a_request_reaches_the_predictor_and_no_log(server: Server, cache: Path) -> None:
     def forecasts() -> tuple[int, int, int]:
         """Prompts asked for, those that something became of, and what the policies were told."""
-        deadline = time.monotonic() + FORECAST_S
-        while time.monotonic() < deadline:
-            stats = server.client.get("/v1/kb/stats").json()
-            counts, told = stats["eviction"]["forecasts"], stats["policy_calls"]["forecast"]["calls"]
-            ended = counts["answered"] + counts["dropped"] + counts["unanswered"]
-            if ended == counts["asked"]:
-                break
-            time.sleep(0.1)
+        stats: dict[str, Any] = {}
+
+        def all_ended() -> bool:
+            stats.update(server.client.get("/v1/kb/stats").json())
+            counts = stats["eviction"]["forecasts"]
+            return counts["asked"] == counts["answered"] + counts["dropped"] + counts["unanswered"]
+
+        until(all_ended, every_s=0.1)
+        counts, told = stats["eviction"]["forecasts"], stats["policy_calls"]["forecast"]["calls"]
         assert counts["reason"] == "", counts
         return counts["asked"], counts["answered"], told
 
@@ -324,7 +312,7 @@ def test_collection_forgets_only_what_it_has_been_told_to(server: Server) -> Non
     server.put(more)
     assert server.client.delete(KB, params={"id": ["extra", "nobody"]}).json() == {"removed": 1}
     assert server.client.get(KB).json()["ids"] == sorted(TEXTS)
-    assert server.client.get("/v1/kb/stats").json()["chunks"]["ready"] == len(TEXTS)
+    assert server.chunks()["ready"] == len(TEXTS)
 
 
 def test_routes_are_described(server: Server) -> None:
@@ -333,21 +321,11 @@ def test_routes_are_described(server: Server) -> None:
     assert "BlendFields" in described["components"]["schemas"]
 
 
+SAID = [{"role": "user", "content": "x"}]
 LONG = {
-    "messages": (CHAT, {"messages": [{"role": "user", "content": "x"}] * 400_000}, "--max-items"),
-    "messages that can be read": (
-        CHAT,
-        {"messages": [{"role": "user", "content": "x"}] * 5_000},
-        "--max-items",
-    ),
-    "documents": (
-        CHAT,
-        {
-            "messages": [{"role": "user", "content": "x"}],
-            "blendrag": {"documents": [f"document {n}" for n in range(100_000)]},
-        },
-        "--max-items",
-    ),
+    "messages": (CHAT, {"messages": SAID * 400_000}, "--max-items"),
+    "messages that can be read": (CHAT, {"messages": SAID * 5_000}, "--max-items"),
+    "documents": (CHAT, {"messages": SAID, "blendrag": {"documents": ["text"] * 100_000}}, "--max-items"),
     "tokens": ("/v1/kb/tokens", {"texts": ["It has many streets. " * 1_000_000]}, "--max-text-mib"),
     "bytes": (KB, {"documents": {"one": "It has many streets. " * 4_000_000}}, "--max-body-mib"),
 }

@@ -290,7 +290,7 @@ def test_commands_reach_a_server(url: str, server: Server, tmp_path: Path) -> No
     assert chatted.stdout.count("tokens reused") == 2, chatted.output
     (tmp_path / "Zeta0.txt").unlink()
     assert ingest()["removed"] == 1
-    assert server.client.get("/v1/kb/stats").json()["chunks"]["ready"] == len(TEXTS) + 2
+    assert server.chunks()["ready"] == len(TEXTS) + 2
     refused = run("ask", "Who?", "--server", url, "--selector", "qurey")
     assert refused.exit_code == 1 and "unknown selector 'qurey'" in refused.stderr
     nobody = run("ask", "Who?", "--server", url.replace("/v1", "/nowhere"))
@@ -308,7 +308,7 @@ def test_store_of_another_program_is_followed(
         return json.loads(done.stdout)
 
     def ready() -> int:
-        return int(server.client.get("/v1/kb/stats").json()["chunks"]["ready"])
+        return int(server.chunks()["ready"])
 
     before = ready()
     with ExitStack() as stack:

@@ -53,7 +53,7 @@ def left_of(family: list[psutil.Process]) -> list[psutil.Process]:
 
 def begun(server: Server, *work: Future[Any]) -> None:
     """Once documents are being prefilled."""
-    while server.client.get("/v1/kb/stats").json()["chunks"]["ready"] < len(TEXTS) + 2:
+    while server.chunks()["ready"] < len(TEXTS) + 2:
         assert not any(one.done() for one in work)
         time.sleep(0.2)
 
@@ -81,7 +81,7 @@ def test_server_that_is_told_to_end_ends_in_order_and_the_next_goes_on(
         assert json.loads(last.removeprefix("data: "))["choices"][0]["finish_reason"] in ("length", "abort")
 
     again = Server(server.folder).wait()
-    chunks = again.client.get("/v1/kb/stats").json()["chunks"]
+    chunks = again.chunks()
     assert chunks["ready"] + chunks["pending"] == chunks["chunks"] > len(TEXTS)
     put = pool.submit(told, again, "long")
     begun(again)

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -70,15 +71,9 @@ def routes(server: Server) -> list[tuple[str, str]]:
 
 def test_route_is_closed_without_a_key(server: Server) -> None:
     assert len(routes(server)) > 20
-    wrong = [
-        {},
-        {"Authorization": "Bearer wrong"},
-        {"Authorization": "Basic ours"},
-        {"Authorization": "ours"},
-    ]
     for method, path in routes(server):
         expected = 200 if (method, path) == ("GET", "/health") else 401
-        for headers in wrong:
+        for headers in ({}, *({"Authorization": said} for said in ("Bearer wrong", "Basic ours", "ours"))):
             answer = server.client.request(method, path, headers=headers)
             assert answer.status_code == expected, (method, path, headers)
     assert "www-authenticate" in server.client.get("/v1/models").headers
@@ -87,16 +82,8 @@ def test_route_is_closed_without_a_key(server: Server) -> None:
 def test_route_that_salts_nothing_is_closed_to_every_key(server: Server, ours: Server) -> None:
     kept = {CHAT, COMPLETIONS, EXPLAIN, STATS, "/v1/kb/prefetch", "/v1/kb/collections/{name}"}
     kept |= {"/v1/kb/model", "/v1/kb/tokens", "/v1/kb/split", "/v1/kb/collections", "/v1/kb/prompts"}
-    kept |= {
-        "/v1/models",
-        "/version",
-        "/load",
-        "/metrics",
-        "/docs",
-        "/health",
-        "/v1/responses",
-        "/v1/messages",
-    }
+    kept |= {"/v1/models", "/version", "/load", "/metrics", "/docs", "/health"}
+    kept |= {"/v1/responses", "/v1/messages"}
     others = [(method, path) for method, path in routes(server) if path not in kept]
     assert {"/invocations", "/tokenize", "/detokenize"} <= {path for _, path in others}
     for method, path in others:
@@ -108,16 +95,11 @@ def test_route_that_salts_nothing_is_closed_to_every_key(server: Server, ours: S
 @pytest.mark.parametrize(
     ("key", "method", "path"),
     [
-        ("asking", "PUT", KB),
-        ("asking", "GET", KB),
-        ("asking", "DELETE", KB),
-        ("asking", "GET", "/v1/kb/collections"),
-        ("asking", "GET", "/v1/kb/prompts"),
-        ("ours", "GET", "/metrics"),
-        ("watching", "POST", CHAT),
-        ("watching", "POST", COMPLETIONS),
-        ("watching", "POST", EXPLAIN),
+        *product(["asking"], ["PUT", "GET", "DELETE"], [KB]),
+        *product(["asking"], ["GET"], ["/v1/kb/collections", "/v1/kb/prompts"]),
+        *product(["watching"], ["POST"], [CHAT, COMPLETIONS, EXPLAIN]),
         ("watching", "PUT", KB),
+        ("ours", "GET", "/metrics"),
     ],
 )
 def test_key_is_refused_what_it_has_no_right_to(server: Server, key: str, method: str, path: str) -> None:
@@ -158,10 +140,8 @@ def test_tenants_share_neither_blocks_nor_chunks(server: Server, ours: Server, t
     assert cached[1], "the test could not tell"
 
     assert theirs.put(TEXTS)["chunks"] == len(TEXTS), "what the other has stored is taken"
-    files = [
-        {path.name for path in (server.folder / who / "kv").rglob("*.safetensors")}
-        for who in ("acme", "globex")
-    ]
+    folders = [server.folder / who / "kv" for who in ("acme", "globex")]
+    files = [{path.name for path in folder.rglob("*.safetensors")} for folder in folders]
     assert len(files[0]) == len(files[1]) == len(TEXTS)
     assert not files[0] & files[1]
     another = "When was Alpha2 founded?"
@@ -249,12 +229,10 @@ def test_full_store_is_a_failure_of_the_server(ours: Server) -> None:
 def test_full_queue_says_when_to_come_again(server: Server) -> None:
     busy = server.held_by("busy")
     with ThreadPoolExecutor(16) as pool:
-        asked = [
-            *pool.map(lambda n: busy.ask(f"Tell a story of {n}.", max_tokens=48, ignore_eos=True), range(16))
-        ]
-    texts = [{f"{n}": f"Village {n} has nine houses. {FILLER}"} for n in range(16)]
-    with ThreadPoolExecutor(16) as pool:
-        puts = [*pool.map(lambda one: busy.client.put(KB, json={"documents": one}), texts)]
+        more = {"max_tokens": 48, "ignore_eos": True}
+        asked = list(pool.map(lambda n: busy.ask(f"Tell a story of {n}.", **more), range(16)))
+        texts = [{f"{n}": f"Village {n} has nine houses. {FILLER}"} for n in range(16)]
+        puts = list(pool.map(lambda one: busy.client.put(KB, json={"documents": one}), texts))
     for answers in (asked, puts):
         statuses = [answer.status_code for answer in answers]
         assert set(statuses) == {200, 503}, statuses
@@ -292,17 +270,9 @@ TEXTS_OF_ANY_KIND = st.fixed_dictionaries(
     }
 )
 MALFORMED = [
-    ("POST", CHAT),
-    ("POST", COMPLETIONS),
-    ("POST", EXPLAIN),
-    ("PUT", KB),
-    ("GET", KB),
-    ("DELETE", KB),
-    ("POST", "/v1/kb/prefetch"),
-    ("POST", "/v1/kb/tokens"),
-    ("POST", "/v1/kb/split"),
-    ("GET", "/v1/kb/model"),
-    ("GET", STATS),
+    *product(["POST"], [CHAT, COMPLETIONS, EXPLAIN, "/v1/kb/prefetch", "/v1/kb/tokens", "/v1/kb/split"]),
+    *product(["GET"], [KB, "/v1/kb/model", STATS]),
+    *product(["PUT", "DELETE"], [KB]),
 ]
 RIGHT = {
     CHAT: {"model": DEFAULT_MODEL, "messages": [{"role": "user", "content": "Hello."}], "max_tokens": 1},

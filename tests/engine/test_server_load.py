@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from blendrag.cli.app import app
 from blendrag.models import DEFAULT_MODEL
 from served import COMPLETIONS, FILLER, TEXTS, Server
+from waiting import until
 
 pytestmark = [pytest.mark.own_engine, pytest.mark.nightly(part="large"), pytest.mark.timeout(1800)]
 
@@ -134,7 +135,7 @@ def test_server_does_not_grow_with_what_it_has_done(
     assert after["memory"] < 1.03 * before["memory"]
     assert after["files"] <= before["files"] + CLIENTS
     assert after["threads"] <= before["threads"] + CLIENTS
-    chunks = server.client.get("/v1/kb/stats").json()["chunks"]
+    chunks = server.chunks()
     assert (chunks["chunks"], chunks["pending"]) == (len(TEXTS), 0)
 
 
@@ -147,15 +148,12 @@ def test_server_killed_while_it_ingests_begins_again_with_a_sound_store(server: 
 
     telling = threading.Thread(target=put)
     telling.start()
-    while server.client.get("/v1/kb/stats").json()["chunks"]["ready"] < len(TEXTS) + 5:
-        time.sleep(0.2)
+    until(lambda: server.chunks()["ready"] >= len(TEXTS) + 5, every_s=0.2)
     assert server.end(signal.SIGKILL) == []
     telling.join()
     again = Server(server.folder).wait()
-    deadline = time.monotonic() + 300
-    while again.client.get("/v1/kb/stats").json()["chunks"]["pending"] and time.monotonic() < deadline:
-        time.sleep(1)
-    chunks = again.client.get("/v1/kb/stats").json()["chunks"]
+    until(lambda: not again.chunks()["pending"], 300, every_s=1)
+    chunks = again.chunks()
     assert (chunks["ready"], chunks["pending"]) == (len(TEXTS) + len(texts), 0)
     prompt = "\n\n".join([texts["39"].strip(), "Delta39 has"])
     body = {"model": DEFAULT_MODEL, "prompt": prompt, "max_tokens": 4}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,14 +11,13 @@ import pytest
 
 from served import KB, TEXTS, Server, text_of
 from stored_trees import tree_tiers
+from waiting import until
 
 pytestmark = [
     pytest.mark.own_engine,
     pytest.mark.nightly,
     pytest.mark.xdist_group("server-tree"),
 ]
-
-GROWN_S = 120.0  # until a test gives up
 
 
 @pytest.fixture(scope="module")
@@ -39,13 +37,12 @@ def asked(server: Server, question: str = "When was Alpha2 founded?", **said: An
 
 def tree(server: Server) -> dict[str, Any]:
     """When nothing is left to grow."""
-    deadline = time.monotonic() + GROWN_S
-    while time.monotonic() < deadline:
-        stats: dict[str, Any] = server.client.get("/v1/kb/stats").json()["tree"]
-        if not stats["waiting"]:
-            return stats
-        time.sleep(0.1)
-    raise AssertionError(f"it does not end to grow: {stats}")
+
+    def stats() -> dict[str, Any]:
+        return server.client.get("/v1/kb/stats").json()["tree"]
+
+    until(lambda: not stats()["waiting"], 120, "it does not end to grow", every_s=0.1)
+    return stats()
 
 
 def test_prompt_that_comes_again_is_answered_from_the_tree(server: Server) -> None:

@@ -57,13 +57,3 @@ def test_doctor_finds_two_ranks_well(model: Path) -> None:
     )
     report = run_doctor(settings)
     assert report.passed, report
-
-
-def test_heads_that_cannot_be_divided_are_one_line(model_dir: Path) -> None:
-    """The packaged model has 9 of them."""
-    settings = Settings.load(
-        model=str(model_dir), max_model_len=512, kv_cache_gib=1, engine_args={"tensor_parallel_size": 2}
-    )
-    with pytest.raises(Exception, match="9") as raised:
-        run_doctor(settings)
-    assert len(str(raised.value).splitlines()) == 1

@@ -102,11 +102,15 @@ class Server:
         return [process for process in left if not ended(process)]
 
     def put(
-        self, documents: dict[str, str], client: httpx.Client | None = None, **more: Any
+        self, documents: dict[str, str], client: httpx.Client | None = None, path: str = KB, **more: Any
     ) -> dict[str, Any]:
-        answer = (client or self.client).put(KB, json={"documents": documents, **more})
+        answer = (client or self.client).put(path, json={"documents": documents, **more})
         assert answer.status_code == 200, answer.text
         return json.loads(answer.text.splitlines()[-1])["report"]
+
+    def chunks(self) -> dict[str, Any]:
+        """How many it has, by their state."""
+        return self.client.get("/v1/kb/stats").json()["chunks"]
 
     def ask(
         self, question: str = "When was Alpha2 founded?", client: httpx.Client | None = None, **more: Any
@@ -120,6 +124,11 @@ class Server:
 def text_of(answer: httpx.Response) -> str:
     assert answer.status_code == 200, answer.text
     return answer.json()["choices"][0]["message"]["content"]
+
+
+def events_of(stream: httpx.Response) -> list[dict[str, Any]]:
+    """What a stream says, but for its end."""
+    return [json.loads(line[6:]) for line in stream.text.splitlines() if line.startswith("data: {")]
 
 
 def through(server: Server, path: str, content: Any, **more: Any) -> httpx.Response:
