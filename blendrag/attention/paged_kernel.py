@@ -28,8 +28,7 @@ class Tile(NamedTuple):
 
     @classmethod
     def of(cls, group: int, head_size: int, itemsize: int) -> Tile:
-        """Return the tile for ``group`` query heads to a KV head: K and V of two steps fit the shared memory
-        of any GPU."""
+        """Return the tile for ``group`` query heads to a KV head: any GPU has room for two steps' K and V."""
         width = max(16, triton.next_power_of_2(head_size))
         keys, lanes = (max(16, min(most, (most << 8) // (width * itemsize))) for most in (64, 128))
         lanes = max(lanes, triton.next_power_of_2(group))

@@ -33,10 +33,8 @@ class Runs:
 
 def find_runs(positions: npt.NDArray[np.int64], sequences: npt.NDArray[np.int64]) -> Runs:
     """Return the runs of ``positions``, [m], m > 0, each in its one of ``sequences``, [m]."""
-    m = len(positions)
-    assert m > 0, "a forward over no tokens is skipped by the caller"
     apart = (positions[1:] != positions[:-1] + 1) | (sequences[1:] != sequences[:-1])
-    edges = np.concatenate([[0], np.flatnonzero(apart) + 1, [m]])
+    edges = np.concatenate([[0], np.flatnonzero(apart) + 1, [len(positions)]])
     return Runs(
         query_start=edges.astype(np.int32),
         seq_lens=(positions[edges[1:] - 1] + 1).astype(np.int32),

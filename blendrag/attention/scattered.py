@@ -101,8 +101,7 @@ def scattered_attention(
 
 @cache
 def why_not() -> str | None:
-    """Return why this machine does not run the kernel; None if it does. Compiles it the first time, which
-    takes a second or two."""
+    """Return why this machine does not run the kernel; None if it does. Compiles it the first time."""
     if not has_bf16_products():
         return "this processor has no products of bfloat16 (AVX512_BF16)"
     try:

@@ -1,2 +1,1 @@
-"""The loading controller (CacheBlend, section 5.1): how long loading and computing would take, and which to
-do."""
+"""The loading controller (CacheBlend, section 5.1): what is loaded and what computed, by estimates."""

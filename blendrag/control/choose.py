@@ -71,63 +71,55 @@ def cheapest_tier(estimate: Estimator, nbytes: int, cached: int, fresh: int, rat
     recompute = estimate.recompute.seconds(cached, fresh, ratio)
     loads = {tier: estimate.load_s(nbytes, tier) for tier in estimate.tiers}
     fastest = min(loads, key=loads.__getitem__)
-    if not estimate.hides_loading(ratio):
-        return TierChoice(
-            None,
-            f"every tier adds delay: the selector reads the question, so everything is loaded before"
-            f" {recompute:.3g} s of recomputing, and the fastest, {fastest}, loads in {loads[fastest]:.3g} s",
-        )
-    hidden = [tier for tier, load in loads.items() if load <= recompute]
-    if not hidden:
-        return TierChoice(
-            None,
-            f"every tier adds delay at ratio {ratio:.2f}: recomputing takes {recompute:.3g} s, and the"
-            f" fastest, {fastest}, loads in {loads[fastest]:.3g} s",
-        )
-    tier = hidden[-1]
-    return TierChoice(tier, f"loads in {loads[tier]:.3g} s behind {recompute:.3g} s of recomputing")
+    hides = estimate.hides_loading(ratio)
+    hidden = [tier for tier, load in loads.items() if hides and load <= recompute]
+    if hidden:
+        tier = hidden[-1]
+        return TierChoice(tier, f"loads in {loads[tier]:.3g} s behind {recompute:.3g} s of recomputing")
+    why = f" at ratio {ratio:.2f}: recomputing takes {recompute:.3g} s"
+    if not hides:
+        why = ": the selector reads the question, so everything is loaded before"
+        why += f" {recompute:.3g} s of recomputing"
+    at_best = f"the fastest, {fastest}, loads in {loads[fastest]:.3g} s"
+    return TierChoice(None, f"every tier adds delay{why}, and {at_best}")
 
 
-@dataclass(frozen=True, slots=True)
-class Controller:
-    """The controller, which decides per request. Immutable; a decision over twelve chunks takes tens of
-    microseconds."""
+def decide(
+    estimate: Estimator,
+    chunks: Sequence[ChunkCost],
+    fresh_tokens: int,
+    ratio: float | None,
+    least: float = MIN_RATIO,
+) -> Decision:
+    """Decide by mode C: load those chunks with which the estimate is least; none if plain prefill is the
+    fastest (decision D13), or if all would be recomputed anyway. Twelve chunks take tens of microseconds.
 
-    estimate: Estimator
-    least_ratio: float = MIN_RATIO
-
-    def decide(self, chunks: Sequence[ChunkCost], fresh_tokens: int, ratio: float | None) -> Decision:
-        """Decide by mode C: load those chunks with which the estimate is least; none if plain prefill is the
-        fastest (decision D13), or if all would be recomputed anyway.
-
-        ``ratio`` None: mode A sets it for what is loaded. Chunks are tried cheapest first, by load time per
-        token: the first, the first two, and so on. A tie goes to fewer loaded chunks: they are exact. A tier
-        that was not measured is taken for as slow as the slowest that was.
-        """
-        estimate = self.estimate
-        total = fresh_tokens + sum(chunk.tokens for chunk in chunks)
-        plain = best = estimate.prefill.seconds(0, total)
-        slowest = max(estimate.tiers, key=lambda name: estimate.load_s(1, name))
-        costs = [
-            (estimate.load_s(chunk.nbytes, tier) / max(1, chunk.tokens), at, tier, chunk)
-            for at, chunk in enumerate(chunks)
-            for tier in (chunk.tier if chunk.tier in estimate.tiers else slowest,)
-        ]
-        costs.sort(key=lambda cost: cost[:2])
-        count, chosen, loading, cached = 0, 1.0, 0.0, 0
-        nbytes: dict[str, int] = {}
-        for number, (_, _, tier, chunk) in enumerate(costs, start=1):
-            nbytes[tier] = nbytes.get(tier, 0) + chunk.nbytes
-            cached += chunk.tokens
-            load = sum(estimate.load_s(of_tier, name) for name, of_tier in nbytes.items())
-            fresh = total - cached
-            share = ratio_for(estimate, load, cached, fresh, self.least_ratio) if ratio is None else ratio
-            seconds = estimate.blend_s(load, estimate.recompute.seconds(cached, fresh, share), share)
-            if share < 1.0 and seconds < best:
-                best, count, chosen, loading = seconds, number, share, load
-        loaded = {at for _, at, _, _ in costs[:count]}
-        load_these = tuple(at in loaded for at in range(len(chunks)))
-        return Decision(load_these, chosen, best, plain, _why(count, len(chunks), loading))
+    ``ratio`` None: mode A sets it for what is loaded, to ``least`` or more. Chunks are tried cheapest first,
+    by load time per token: the first, the first two, and so on. A tie goes to fewer loaded chunks: they are
+    exact. A tier that was not measured is taken for as slow as the slowest that was.
+    """
+    total = fresh_tokens + sum(chunk.tokens for chunk in chunks)
+    plain = best = estimate.prefill.seconds(0, total)
+    slowest = max(estimate.tiers, key=lambda name: estimate.load_s(1, name))
+    costs = []
+    for at, chunk in enumerate(chunks):
+        tier = chunk.tier if chunk.tier in estimate.tiers else slowest
+        costs.append((estimate.load_s(chunk.nbytes, tier) / max(1, chunk.tokens), at, tier, chunk))
+    costs.sort(key=lambda cost: cost[:2])
+    count, chosen, loading, cached = 0, 1.0, 0.0, 0
+    nbytes: dict[str, int] = {}
+    for number, (_, _, tier, chunk) in enumerate(costs, start=1):
+        nbytes[tier] = nbytes.get(tier, 0) + chunk.nbytes
+        cached += chunk.tokens
+        load = sum(estimate.load_s(of_tier, name) for name, of_tier in nbytes.items())
+        fresh = total - cached
+        share = ratio_for(estimate, load, cached, fresh, least) if ratio is None else ratio
+        seconds = estimate.blend_s(load, estimate.recompute.seconds(cached, fresh, share), share)
+        if share < 1.0 and seconds < best:
+            best, count, chosen, loading = seconds, number, share, load
+    loaded = {at for _, at, _, _ in costs[:count]}
+    load_these = tuple(at in loaded for at in range(len(chunks)))
+    return Decision(load_these, chosen, best, plain, _why(count, len(chunks), loading))
 
 
 def _why(count: int, of: int, load_s: float) -> str:

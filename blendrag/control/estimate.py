@@ -7,10 +7,11 @@ every comparison. (The paper's text speaks of one layer's KV, its footnotes' for
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+
+import numpy as np
 
 from blendrag.control.fit import Coefficients, evaluate, fit_times
 from blendrag.control.profile import BlendPoint, PrefillPoint, Profile, TierSpeed
@@ -48,22 +49,9 @@ class PrefillCurve:
     def seconds(self, cached: int, new: int) -> float:
         if new <= 0:
             return 0.0
-        row, down = _place(self.cached, cached)
-        column, right = _place(self.new, new)
-        upper, lower = self.corrections[row], self.corrections[min(row + 1, len(self.cached) - 1)]
-        after = min(column + 1, len(self.new) - 1)
-        above = upper[column] + right * (upper[after] - upper[column])
-        below = lower[column] + right * (lower[after] - lower[column])
-        return evaluate(self.coefficients, _prefill_terms(cached, new)) * (above + down * (below - above))
-
-
-def _place(grid: Sequence[int], value: int) -> tuple[int, float]:
-    """Return the last grid point at or before ``value``, and how far it is to the next one, 0 to 1.
-    Clamped."""
-    at = max(0, bisect_right(grid, value) - 1)
-    if at + 1 == len(grid):
-        return at, 0.0
-    return at, max(0.0, (value - grid[at]) / (grid[at + 1] - grid[at]))
+        along_new = [np.interp(new, self.new, row) for row in self.corrections]
+        correction = float(np.interp(cached, self.cached, along_new))
+        return evaluate(self.coefficients, _prefill_terms(cached, new)) * correction
 
 
 def _prefill_terms(cached: int, new: int) -> tuple[float, ...]:

@@ -21,21 +21,13 @@ class _Rate:
     """Tokens per second: the best of the last three, since whatever disturbs one makes it slower."""
 
     def __init__(self) -> None:
-        self._last: deque[float] = deque(maxlen=_LAST)
+        self.last: deque[float] = deque(maxlen=_LAST)
 
     def add(self, tokens: float, seconds: float) -> None:
-        self._last.append(tokens / max(seconds, 1e-9))
-
-    @property
-    def known(self) -> bool:
-        return bool(self._last)
-
-    @property
-    def settled(self) -> bool:
-        return len(self._last) == _LAST
+        self.last.append(tokens / max(seconds, 1e-9))
 
     def seconds(self, tokens: float) -> float:
-        return tokens / max(self._last)
+        return tokens / max(self.last)
 
 
 class LoadGuard:
@@ -72,9 +64,10 @@ class LoadGuard:
         """Return why a prompt should be prefilled, ``tokens`` of which would be loaded otherwise; None: load
         it. loads: the tokens to read, by tier, also of what is there already."""
         with self._lock:
-            prefill = self._engine if self._engine.known else self._own
-            rates = {tier: rate for tier in loads if (rate := self._tiers.get(tier)) and rate.settled}
-            if tokens < LEAST_TOKENS or not prefill.known or not rates:
+            prefill = self._engine if self._engine.last else self._own
+            known = {tier: rate for tier in loads if (rate := self._tiers.get(tier))}
+            rates = {tier: rate for tier, rate in known.items() if len(rate.last) == _LAST}
+            if tokens < LEAST_TOKENS or not prefill.last or not rates:
                 return None
             load_s = sum(rate.seconds(loads[tier]) for tier, rate in rates.items())
             if load_s <= (prefill_s := prefill.seconds(tokens)):

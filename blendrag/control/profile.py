@@ -25,8 +25,7 @@ class _Measured(BaseModel):
 
 
 class PrefillPoint(_Measured):
-    """A measurement of vLLM's time to the first token: ``new`` tokens behind ``cached`` ones in its prefix
-    cache."""
+    """A measurement of vLLM's time to the first token: ``new`` tokens behind ``cached`` ones."""
 
     cached: int = Field(ge=0)
     new: int = Field(gt=0)
@@ -93,8 +92,7 @@ class _Any(BaseModel):
 
 
 def profile_digest(identity: KVIdentity) -> str:
-    """Return the name of what the times depend on. Whose KV it is, or behind what prefilled, makes no
-    difference."""
+    """Return the name of what times depend on: not whose KV it is, nor behind what prefilled."""
     return replace(identity, namespace="", prefix=ALONE).digest()
 
 

@@ -1,2 +1,1 @@
-"""The loading of KV from tiers to the engine: a layer at a time, ahead of the computation that hides it
-(CacheBlend section 5)."""
+"""The loading of KV from tiers to the engine, by layers, ahead of what hides it (CacheBlend section 5)."""

@@ -21,8 +21,7 @@ from dataclasses import dataclass
 import torch
 
 from blendrag.load.layer_decode import Encoded, LayerDecode, decodes_at_once
-from blendrag.load.layers import StoredLayer, StoredLayers
-from blendrag.load.slots import Slots, make_slots, sent_at_once
+from blendrag.load.slots import Kind, Slots, make_slots, sent_at_once
 from blendrag.load.trace import Trace
 from blendrag.store.record import NO_DRAFTS, DamagedError, DraftLayers, Head, Layout, Reason, Record
 from blendrag.store.tiers import GoneError, Opened, Read, Tier, TierError
@@ -34,8 +33,7 @@ _BYTE = torch.uint8
 
 
 class LoadFailedError(Exception):
-    """Rows of these records cannot be used: they are damaged, or not there any more, or their tier cannot be
-    reached now."""
+    """Rows of these records cannot be used: damaged, not there any more, or out of reach now."""
 
     def __init__(self, opened: Sequence[Opened], problem: DamagedError | TierError) -> None:
         super().__init__(str(problem))
@@ -61,28 +59,33 @@ class LoadSpan:
 @dataclass(frozen=True, slots=True, eq=False)
 class _Part:
     """A shard of a span that begins at ``at`` among all cached tokens. first: its first row in the record.
-    kept: its rows of ``span.kept``."""
+    kept: its rows of ``span.kept``. scratch: room for some layers' rows where none are kept."""
 
     span: LoadSpan
     at: int
     shard: int
     first: int
     kept: torch.Tensor | None
+    scratch: torch.Tensor
 
     @classmethod
-    def all_of(cls, spans: Sequence[LoadSpan]) -> list[_Part]:
+    def all_of(cls, spans: Sequence[LoadSpan], group: int) -> list[_Part]:
+        """Return the shards of all spans. group: the most layers that are read at once."""
         parts, at = [], 0
         for span in spans:
             head = span.opened.head
             layers = head.num_layers
+            room = group if span.kept is None else 0
             for number, shard in enumerate(head.own_shards):
                 kept = None if span.kept is None else span.kept[number * layers : (number + 1) * layers]
-                parts.append(cls(span, at, shard, shard * layers, kept))
+                scratch = torch.empty(room, head.row_bytes, dtype=_BYTE)
+                parts.append(cls(span, at, shard, shard * layers, kept, scratch))
             at += span.length
         return parts
 
-    def read(self, first: int, last: int, into: torch.Tensor) -> Read:
+    def read(self, first: int, last: int) -> Read:
         """Return the request for these layers."""
+        into = self.scratch[: last - first] if self.kept is None else self.kept[first:last]
         return Read(self.span.opened, self.first + first, self.first + last, into)
 
 
@@ -101,7 +104,6 @@ class LayerLoader:
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="blendrag-loader", initializer=stay_aside)
         """The loader's thread, for more work that may wait, too: it is done before what is loaded next."""
         self._slots: Slots | None = None
-        self._kind: tuple[object, ...] = ()
 
     def load(
         self,
@@ -119,89 +121,103 @@ class LayerLoader:
         group = max([sent_at_once(device), *(span.opened.tier.group for span in spans)])
         group = max(1, min(group, count // 2))
         count -= count % group
-        tokens = sum(span.length for span in spans)
-        numbers, kind = 2 * tokens * len(layout.own) * layout.size, (count, group, layout.dtype, device)
+        kind = Kind(count, group, layout.dtype, device)
+        numbers = 2 * sum(span.length for span in spans) * len(layout.own) * layout.size
         nbytes = sum(len(head.own_shards) * head.row_bytes for head in (span.opened.head for span in spans))
-        if self._slots is None or kind != self._kind or not self._slots.fit(numbers, nbytes):
+        if self._slots is None or not self._slots.fit(kind, numbers, nbytes):
             self.drain()
             self._slots = None  # before there are others: both may not have room
-            sizes = _rounded(numbers), _rounded(nbytes)
-            self._slots = make_slots(count, *sizes, layout.dtype, device, group)
-            self._kind = kind
-        ring, told = _Ring(self._slots, count, group), (trace, filled, self._timed)
+            self._slots = make_slots(kind, _rounded(numbers), _rounded(nbytes))
         more = drafts.layers if all(span.opened.head.drafts == drafts for span in spans) else 0
-        return _Loading(self.thread, ring, tokens, spans, layout, device, *told, more)
+        return StoredLayers(self.thread, self._slots, spans, layout, trace, filled, self._timed, more)
 
     def drain(self) -> None:
         """Wait until no former request is still loading."""
         self.thread.submit(lambda: None).result()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Ring:
-    """Slots, so many of them, that are filled by groups of so many layers."""
+class StoredLayers:
+    """The stored K and V of a prompt's cached tokens, layer by layer (the paper's ``fetch_kv`` and
+    ``synchronize``, its section 6). Use as a context manager: leaving it gives everything back.
 
-    slots: Slots
-    count: int
-    group: int
+    num_layers: how many come, those of a model that drafts behind the model's own. steady: whether zeros come
+    after loading has failed. One of several ranks goes on with them, since the others would wait for it, and
+    all of them are told of ``failure`` at the end.
+    """
 
-
-class _Loading(StoredLayers):
     def __init__(
         self,
         thread: ThreadPoolExecutor,
-        ring: _Ring,
-        tokens: int,
+        slots: Slots,
         spans: Sequence[LoadSpan],
         layout: Layout,
-        device: torch.device,
         trace: Trace,
         filled: Filled | None,
         timed: Timed | None,
         drafts: int,
     ) -> None:
-        self.num_layers = layout.num_layers + drafts
-        self._thread, self._slots, self._count, self._group = thread, ring.slots, ring.count, ring.group
+        self.num_layers, self.steady = layout.num_layers + drafts, False
+        self.failure: Exception | None = None
+        self._thread, self._slots, self._kind = thread, slots, slots.kind
         self._turns: list[int] = []  # the layers, in the order of loading
         self._spans, self._layout, self._trace, self._filled = spans, layout, trace, filled
         self._timed, self._read_s, self._decode_s = timed, dict[Tier, float](), 0.0
-        self._parts = _Part.all_of(spans)
-        self._shape = (2, tokens, len(layout.own), layout.size)
+        self._parts = _Part.all_of(spans, self._kind.group)
+        self._shape = (2, sum(span.length for span in spans), len(layout.own), layout.size)
         self._numbers = math.prod(self._shape)
-        self._at_once = _decode_at_once(self._parts, layout, device)
-        self._free = threading.Semaphore(ring.count)
+        self._at_once = _decode_at_once(self._parts, layout, self._kind.device)
+        self._free = threading.Semaphore(self._kind.count)
         self._ready: queue.SimpleQueue[int | BaseException] = queue.SimpleQueue()
         self._held: int | None = None  # a turn
         self._given = False  # whether its layer was given out
         self._started = self._stopped = False
-        self._scratch = [
-            torch.empty(
-                0 if part.kept is not None else self._group, part.span.opened.head.row_bytes, dtype=_BYTE
-            )
-            for part in self._parts
-        ]
+
+    def __enter__(self) -> StoredLayers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     # -- the fused prefill's side -------------------------------------------------------------------------
 
     def fetch_kv(self, first_layer: int, again: Sequence[int] = ()) -> None:
+        """Begin to load this layer and those above it, and after those the ones that are needed ``again``,
+        ascending. Returns at once; called once."""
         self._started = True
         self._turns = [*range(first_layer, self.num_layers), *again]
         self._thread.submit(self._run, first_layer)
 
     def ready(self, layer: int, wait_s: float = 0.0) -> bool:
-        try:
-            self._take(layer, wait_s)
-        except queue.Empty:
-            return False
-        except BaseException as error:  # it is raised where the layer is asked for
-            self._ready.put(error)
+        """Return whether :meth:`synchronize` would not have to wait, after waiting so many seconds for the
+        layer. Ends the use of the layer before, as :meth:`synchronize` does."""
+        if self.failure is None:
+            try:
+                self._take(layer, wait_s)
+            except queue.Empty:
+                return False
+            except BaseException as error:  # it is raised where the layer is asked for
+                self._ready.put(error)
         return True
 
-    def synchronize(self, layer: int) -> StoredLayer:
-        slot = self._take(layer) % self._count
-        self._given = True
-        key, value = self._slots.receive(slot)[: self._numbers].view(self._shape)
-        return StoredLayer(key, value)
+    def synchronize(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Wait for a layer, and return K before RoPE and V, [cached, kv_heads, head_size] each, on the
+        device.
+
+        Layers are asked for in the order of loading; some may be left out. The tensors are the caller's to
+        overwrite, until the next call. Raises what loading raised, unless it is ``steady``.
+        """
+        if self.failure is None:
+            try:
+                slot = self._take(layer) % self._kind.count
+                self._given = True
+                key, value = self._slots.receive(slot)[: self._numbers].view(self._shape)
+                return key, value
+            except Exception as failure:
+                if not self.steady:
+                    raise
+                self.failure = failure
+        key, value = torch.zeros(self._shape, dtype=self._layout.dtype, device=self._kind.device)
+        return key, value
 
     def _take(self, layer: int, wait_s: float | None = None) -> int:
         """Hold this layer, and none before it, and return its turn. Raises what loading raised, and Empty if
@@ -224,11 +240,12 @@ class _Loading(StoredLayers):
 
     def _release(self) -> None:
         if self._held is not None:
-            self._slots.done(self._held % self._count)
+            self._slots.done(self._held % self._kind.count)
             self._held = None
             self._free.release()
 
     def close(self) -> None:
+        """Stop loading what nobody will ask for."""
         self._release()
         self._stopped = True
         self._free.release()  # the loader may be waiting for room
@@ -268,7 +285,7 @@ class _Loading(StoredLayers):
     def _together(self, turn: int, once: int) -> int:
         """Return how many layers from this turn on are read at once: next to each other in the records and in
         the ring, and behind the first ``once`` turns, for a second time."""
-        most = min(self._group, self._count - turn % self._count)
+        most = min(self._kind.group, self._kind.count - turn % self._kind.count)
         turns = self._turns[turn : once if turn < once else None][:most]
         return next((n for n, layer in enumerate(turns) if layer != turns[0] + n), len(turns))
 
@@ -279,7 +296,7 @@ class _Loading(StoredLayers):
         with self._trace.span("load", name):
             rows = self._read(first, last, again=again)
             begin = time.perf_counter()
-            self._slots.fill(turn % self._count, rows, self._decode)
+            self._slots.fill(turn % self._kind.count, rows, self._decode)
             for at in range(count):
                 self._ready.put(turn + at)
             if not again:
@@ -306,14 +323,15 @@ class _Loading(StoredLayers):
 
     def _read(self, first: int, last: int, *, again: bool) -> list[torch.Tensor]:
         """Return verified rows of every part. again: those that are kept for RAM are here already."""
-        kept = enumerate(part.kept for part in self._parts) if again else ()
-        rows = {at: own[first:last] for at, own in kept if own is not None}
+        rows: dict[int, torch.Tensor] = {}
         by_tier: dict[Tier, list[int]] = {}
         for at, part in enumerate(self._parts):
-            if at not in rows:
+            if again and part.kept is not None:
+                rows[at] = part.kept[first:last]
+            else:
                 by_tier.setdefault(part.span.opened.tier, []).append(at)
         for tier, members in by_tier.items():
-            wanted = [self._parts[at].read(first, last, self._into(at, first, last)) for at in members]
+            wanted = [self._parts[at].read(first, last) for at in members]
             begin = time.perf_counter()
             try:
                 answers = tier.read(wanted)
@@ -334,17 +352,13 @@ class _Loading(StoredLayers):
                 self._read_s[tier] = self._read_s.get(tier, 0.0) + time.perf_counter() - begin
         return [rows[at] for at in range(len(self._parts))]
 
-    def _into(self, at: int, first: int, last: int) -> torch.Tensor:
-        kept = self._parts[at].kept
-        return self._scratch[at][: last - first] if kept is None else kept[first:last]
-
     def _fill(self, first_layer: int, filled: Filled) -> None:
         """Read the layers that nobody asked for, too, and hand the records over."""
         for part in self._parts:
             for first, last in ((0, first_layer), (self.num_layers, part.span.opened.head.num_layers)):
                 if first == last or part.kept is None:
                     continue
-                read = part.read(first, last, part.kept[first:last])
+                read = part.read(first, last)
                 (rows,) = read.opened.tier.read([read])
                 read.opened.head.verify(read.first, rows)
                 if rows.data_ptr() != read.into.data_ptr():
@@ -382,8 +396,7 @@ def own_rows(head: Head) -> torch.Tensor:
 
 
 def stay_aside() -> None:
-    """Make the calling thread run on any core, with no threads of its own, so that it does not disturb the
-    model."""
+    """Make the calling thread run on any core, alone, so that it does not disturb the model."""
     # For this thread, and for those that begin later. In a worker on a CPU, vLLM has put a function that does
     # nothing in the place of torch.set_num_threads.
     torch._C.set_num_threads(1)

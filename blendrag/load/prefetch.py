@@ -1,5 +1,4 @@
-"""The prefetch: KV moves into memory while the prompt is still being made, and stops if the prompt does
-without it."""
+"""The prefetch: KV moves into memory while the prompt is being made, unless that does without it."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -11,17 +12,27 @@ Decode = Callable[[Sequence[torch.Tensor], torch.Tensor], None]
 on the same device."""
 
 
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """The kind of slots: how many, the most layers that come at once, of which type, and where."""
+
+    count: int
+    group: int
+    dtype: torch.dtype
+    device: torch.device
+
+
 class Slots:
-    """A ring of ``count`` slots of ``numbers`` numbers. On the CPU a slot is used where it was filled."""
+    """A ring of slots of ``numbers`` numbers. On the CPU a slot is used where it was filled. nbytes: of a
+    layer's rows, at most, where they have to be copied first."""
 
-    def __init__(
-        self, count: int, numbers: int, dtype: torch.dtype, device: torch.device | None = None
-    ) -> None:
-        self._numbers = torch.empty(count, numbers, dtype=dtype, device=device)
+    def __init__(self, kind: Kind, numbers: int, nbytes: int) -> None:
+        self.kind = kind
+        self._numbers = torch.empty(kind.count, numbers, dtype=kind.dtype, device=kind.device)
 
-    def fit(self, numbers: int, nbytes: int) -> bool:
-        """Return whether a slot has room for so many numbers, in rows of so many bytes together."""
-        return numbers <= self._numbers.shape[1]
+    def fit(self, kind: Kind, numbers: int, nbytes: int) -> bool:
+        """Return whether these are of this kind, with room for so many numbers, and bytes of rows."""
+        return kind == self.kind and numbers <= self._numbers.shape[1]
 
     def fill(self, slot: int, rows: Sequence[torch.Tensor], decode: Decode) -> None:
         """Have the rows of some layers, [layers, row bytes] each, decoded into the slots that begin at
@@ -43,15 +54,14 @@ class Slots:
 class CudaSlots(Slots):
     """Slots on the device. Rows go there as they are stored, from pinned memory, and are decoded there, since
     a processor decodes slower than it copies. All of that is on a stream of the loader's own. Rows that are
-    not in pinned memory are copied there first. nbytes: of a layer; group: the most layers at once."""
+    not in pinned memory are copied there first."""
 
-    def __init__(
-        self, count: int, numbers: int, nbytes: int, dtype: torch.dtype, device: torch.device, group: int = 1
-    ) -> None:
-        super().__init__(count, numbers, dtype, device)
+    def __init__(self, kind: Kind, numbers: int, nbytes: int) -> None:
+        super().__init__(kind, numbers, nbytes)
         self._nbytes = nbytes
+        count, device = kind.count, kind.device
         self._pinned = torch.empty(count * nbytes, dtype=torch.uint8, pin_memory=True)
-        self._rows = torch.empty(group * nbytes, dtype=torch.uint8, device=device)  # one group after another
+        self._rows = torch.empty(kind.group * nbytes, dtype=torch.uint8, device=device)  # of one group
         self._stream = torch.cuda.Stream(device)
         self._filled = [torch.cuda.Event() for _ in range(count)]
         self._done = [torch.cuda.Event() for _ in range(count)]
@@ -59,8 +69,8 @@ class CudaSlots(Slots):
             memory.record_stream(self._stream)  # what is sent may be under way when this object goes
         self._stream.wait_stream(torch.cuda.current_stream(device))  # the memory may have been another's
 
-    def fit(self, numbers: int, nbytes: int) -> bool:
-        return super().fit(numbers, nbytes) and nbytes <= self._nbytes
+    def fit(self, kind: Kind, numbers: int, nbytes: int) -> bool:
+        return super().fit(kind, numbers, nbytes) and nbytes <= self._nbytes
 
     def fill(self, slot: int, rows: Sequence[torch.Tensor], decode: Decode) -> None:
         slots = range(slot, slot + len(rows[0]))
@@ -93,12 +103,8 @@ class CudaSlots(Slots):
             event.synchronize()
 
 
-def make_slots(
-    count: int, numbers: int, nbytes: int, dtype: torch.dtype, device: torch.device, group: int
-) -> Slots:
-    if device.type == "cuda":
-        return CudaSlots(count, numbers, nbytes, dtype, device, group)
-    return Slots(count, numbers, dtype)
+def make_slots(kind: Kind, numbers: int, nbytes: int) -> Slots:
+    return (CudaSlots if kind.device.type == "cuda" else Slots)(kind, numbers, nbytes)
 
 
 def sent_at_once(device: torch.device) -> int:

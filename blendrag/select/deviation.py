@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -26,20 +26,18 @@ def squared_norm(kv: torch.Tensor) -> torch.Tensor:
 
 def deviation(
     metric: Metric,
-    fresh_k: torch.Tensor,
-    fresh_v: torch.Tensor,
-    stored_k: torch.Tensor,
-    stored_v: torch.Tensor,
+    fresh: Sequence[torch.Tensor],
+    stored: Sequence[torch.Tensor],
     total: Callable[[torch.Tensor], torch.Tensor] = lambda own: own,
 ) -> tuple[torch.Tensor, float]:
-    """Return the deviation per token and its unit, by V, K, or the sum of both, each [n, kv_heads,
-    head_size].
+    """Return the deviation per token and its unit, by V, K, or the sum of both. fresh, stored: K and V, each
+    [n, kv_heads, head_size].
 
     Both come back to the host, in one copy, as that waits for whatever the device has to do. ``total``: sums
     what several processes find, each of which has some of the heads.
     """
-    pairs = [(fresh_k, stored_k)] * ("k" in metric) + [(fresh_v, stored_v)] * ("v" in metric)
-    scores = torch.stack([squared_deviation(fresh, stored) for fresh, stored in pairs]).sum(0)
-    norms = torch.stack([squared_norm(fresh) for fresh, _ in pairs])
+    pairs = [pair for part, *pair in zip("kv", fresh, stored, strict=True) if part in metric]
+    scores = torch.stack([squared_deviation(*pair) for pair in pairs]).sum(0)
+    norms = torch.stack([squared_norm(own) for own, _ in pairs])
     both = total(torch.cat([scores, norms])).cpu()
     return both[: len(scores)], sum(both[len(scores) :].tolist())

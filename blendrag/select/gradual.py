@@ -1,5 +1,4 @@
-"""The selector with gradual filtering: several check layers, each keeping fewer tokens (CacheBlend section
-4.3, Figure 9)."""
+"""The selector with gradual filtering: each check layer keeps fewer (CacheBlend section 4.3, Figure 9)."""
 
 from __future__ import annotations
 
@@ -16,8 +15,7 @@ _LAYERS = (1, 4, 8, 16)
 
 @register_selector("gradual")
 class Gradual(HKVD):
-    """A selector that applies HKVD several times, with shares r1 > r2 > ... whose mean over the layers is
-    ``ratio``."""
+    """A selector that applies HKVD several times, with falling shares whose mean over layers is ``ratio``."""
 
     def __init__(self, ratio: float, check_layers: tuple[int, ...] = _LAYERS, **others: Any) -> None:
         super().__init__(ratio, check_layers=check_layers, **others)
@@ -33,8 +31,7 @@ class Gradual(HKVD):
 
 
 def schedule(layers: tuple[int, ...], ratio: float, num_layers: int) -> dict[int, float]:
-    """Return shares per check layer, descending, at most 1, whose mean over the layers they rule is
-    ``ratio``."""
+    """Return a share for each check layer, falling from at most 1, whose mean over all is ``ratio``."""
     ends = (*layers[1:], num_layers)
     spans = [end - start for start, end in zip(layers, ends, strict=True)]
     factors = [2.0, *(1.5 * (2 / 3) ** later for later in range(len(layers) - 1))]

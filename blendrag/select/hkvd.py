@@ -1,5 +1,4 @@
-"""The selector HKVD: recompute the tokens whose K/V deviate most from full prefill's (CacheBlend section
-4.3)."""
+"""The selector HKVD: the tokens whose K/V deviate most from full prefill's (CacheBlend section 4.3)."""
 
 from __future__ import annotations
 

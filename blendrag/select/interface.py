@@ -69,8 +69,7 @@ class Selector(ABC):
 
     @abstractmethod
     def check_layers(self, num_layers: int) -> tuple[int, ...]:
-        """Return the ascending layers at which :meth:`select` is asked, all below ``num_layers``. Called
-        first."""
+        """Return the ascending layers, below ``num_layers``, to :meth:`select` at. Called first."""
 
     @abstractmethod
     def select(self, layer: int, tokens: CachedTokens) -> torch.Tensor:
@@ -86,8 +85,7 @@ class RankedSelector(Selector):
 
     @abstractmethod
     def rank(self, tokens: CachedTokens) -> torch.Tensor:
-        """Return [n] float scores, the highest to be recomputed first; minus infinity: not worth
-        recomputing."""
+        """Return [n] float scores, the highest recomputed first; minus infinity: not worth it."""
 
     def select(self, layer: int, tokens: CachedTokens) -> torch.Tensor:
         scores = self.rank(tokens)

@@ -48,8 +48,7 @@ class FirstK(StaticSelector):
 
 @register_selector("random")
 class RandomTokens(StaticSelector, RankedSelector):
-    """A selector of a random ``ratio`` of the tokens, the same ones every time: the control that every
-    selector must beat."""
+    """A selector of random tokens, the same every time: the control that every selector must beat."""
 
     def rank(self, tokens: CachedTokens) -> torch.Tensor:
         n = tokens.offsets.numel()

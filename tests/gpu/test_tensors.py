@@ -199,7 +199,7 @@ def test_scores_of_a_gpu_lead_selectors_to_the_same_tokens(tables: Tables, lengt
 
     def deviates(device: str) -> torch.Tensor:
         own, other = fresh.to(device), stored.to(device)
-        return deviation("v", own, own, other, other)[0].cpu()
+        return deviation("v", (own, own), (other, other))[0].cpu()
 
     def attends(device: str) -> torch.Tensor:
         cached = stored.to(device), torch.arange(length, device=device)

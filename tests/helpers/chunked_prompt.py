@@ -68,7 +68,7 @@ class ChunkedPrompt:
         pace = Pace()
         pace.begin(60.0, idle=idle)
         try:
-            told = None, pace, None, choices, guard
+            told = None, pace, None, choices or Choices(), guard or LoadGuard()
             return exhaust(RequestBlend(model, LayerLoader(4), store, order, *told).run())
         finally:
             store.close()

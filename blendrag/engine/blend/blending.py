@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import xxhash
 
-from blendrag.control.choose import ChunkCost, Controller, Decision
+from blendrag.control.choose import ChunkCost, Decision, decide
 from blendrag.control.estimate import Estimator
 from blendrag.control.guard import LoadGuard
 from blendrag.engine.blend.fused_prefill import FusedPrefill
@@ -33,8 +33,7 @@ from blendrag.engine.forward.prompt_forward import (
 from blendrag.engine.forward.slices import Pace, Sliced, in_thread
 from blendrag.engine.wire.recipe import BlendOrder
 from blendrag.engine.wire.report import BlendReport, out_of_memory
-from blendrag.load.layers import SteadyLayers, StoredLayers
-from blendrag.load.loader import LayerLoader, LoadFailedError, LoadSpan, own_rows
+from blendrag.load.loader import LayerLoader, LoadFailedError, LoadSpan, StoredLayers, own_rows
 from blendrag.load.trace import Trace
 from blendrag.options import BlendOptions
 from blendrag.ranges import write_ranges
@@ -91,16 +90,15 @@ class RequestBlend:
         order: BlendOrder,
         estimate: Estimator | None,
         pace: Pace,
-        note: Note | None = None,
-        choices: Choices | None = None,
-        guard: LoadGuard | None = None,
+        note: Note | None,
+        choices: Choices,
+        guard: LoadGuard,
     ) -> None:
         """Prepare the blend. note: is told of queries. choices: those made for earlier prompts. guard: may
         refuse it."""
         self._model, self._loader, self._kv, self._order = model, loader, kv, order
         self._estimate, self._pace, self._note_queries = estimate, pace, note
-        self._choices = Choices() if choices is None else choices
-        self._guard = LoadGuard() if guard is None else guard
+        self._choices, self._guard = choices, guard
         # A choice is of what stands behind the exact prefix, if there is one.
         self._chosen = self._choices.of(order) if order.written > order.recipe.exact_end else None
         # What the engine has of these begins too late for the rows behind a hit: they begin anew.
@@ -109,7 +107,7 @@ class RequestBlend:
         self._options = order.recipe.options
         self._trace = Trace(self._options.trace)
         self._ranks = model.ranks
-        self._steady: SteadyLayers | None = None
+        self._layers: StoredLayers  # of the last attempt
         self._missing: dict[str, str] = {}
         self._decision = ""
         self._prefill_s: float | None = None
@@ -143,7 +141,7 @@ class RequestBlend:
             try:
                 with self._ranks.together(_NoRoomError):
                     report = yield from self._recompute(chunks)
-                failure = self._steady.failure if self._steady else None
+                failure = self._layers.failure
             except LoadFailedError as problem:  # the next attempt writes this prompt's KV again
                 failure = problem
             lost = self._all_lost([], failure)
@@ -173,8 +171,7 @@ class RequestBlend:
     # -- open ---------------------------------------------------------------------------------------------
 
     def _chunks(self, lost: list[Lost]) -> Generator[None, None, list[Chunk]]:
-        """Return the chunks that all ranks have, ascending. lost: what the last attempt found
-        unusable."""
+        """Return the chunks that all ranks have, ascending. lost: found unusable by the last attempt."""
         open_all, close_all = partial(self._open, lost), partial(self._close_all_but, ())
         chunks, problem = list[Chunk](), None
         try:
@@ -236,8 +233,7 @@ class RequestBlend:
         return self._order.recipe.reused_end(len(self._order.token_ids), self._model.cache.block_size)
 
     def _behind_reused(self, end: int | None = None) -> int:
-        """Return how many tokens, before ``end``, are left of the chunk whose stored KV is used only in
-        part."""
+        """Return how many tokens before ``end`` are in a chunk, and behind what is used of its stored KV."""
         spans = ((at, at + n) for key, at, n in self._order.recipe.spans if key not in self._missing)
         return sum(
             max(0, (last if end is None else min(last, end)) - self._reused_end)
@@ -260,9 +256,7 @@ class RequestBlend:
         ]
         begin = _first_needed(written, [span for span, _ in chunks])
         fresh = len(self._order.token_ids) - begin - sum(span.length for span, _ in chunks)
-        decision = self._ranks.choose(
-            self._decide(Controller(self._estimate, self._options.recompute_ratio), costs, fresh)
-        )
+        decision = self._ranks.choose(self._decide(self._estimate, costs, fresh))
         if isinstance(decision, str):
             self._decision = decision
             return there + chunks
@@ -288,12 +282,12 @@ class RequestBlend:
         again = len(self._given_up) if self._asks and not self._kv.replicas.wants(opened) else 0
         return 1 + again / self._model.decoder.num_layers
 
-    def _decide(self, controller: Controller, costs: Sequence[ChunkCost], fresh: int) -> Decision | str:
+    def _decide(self, estimate: Estimator, costs: Sequence[ChunkCost], fresh: int) -> Decision | str:
         """Return the controller's decision, or why there is none: its advice is not worth a request."""
         options = self._order.recipe.options
         ratio = None if self._selector_of(options).auto_ratio else options.recompute_ratio
         try:
-            return controller.decide(costs, fresh, ratio)
+            return decide(estimate, costs, fresh, ratio, self._options.recompute_ratio)
         except Exception as error:
             return f"the controller failed: {type(error).__name__}"
 
@@ -400,40 +394,33 @@ class RequestBlend:
     def _load(self, records: Sequence[Opened], spans: Sequence[CachedSpan]) -> StoredLayers:
         """Begin to load these records, as much of each as its span is long. Most memory is taken here, before
         the ranks' first sum: if one of them has too little, all of them raise."""
-        kv, layers, problem = self._kv, None, None
+        kv, ranks, layers, problem = self._kv, self._ranks, None, None
         try:
             load = [
                 LoadSpan(opened, span.length, own_rows(opened.head) if kv.replicas.wants(opened) else None)
                 for span, opened in zip(spans, records, strict=True)
             ]
-            filled = kv.replicas.promote_behind
-            device, drafts = self._model.cache.device, self._model.stored_drafts
+            device, filled = self._model.cache.device, kv.replicas.promote_behind
+            drafts = self._model.stored_drafts
             layers = self._loader.load(load, kv.layout, device, self._trace, filled, drafts)
         except BaseException as error:
             kv.close_records(records)
-            if self._ranks.size == 1 or not out_of_memory(error):
+            if ranks.size == 1 or not out_of_memory(error):
                 raise
             problem = str(error)
-        if self._ranks.size == 1:
-            assert layers is not None
-            return layers
-        told = self._ranks.everyone((problem, 0 if layers is None else layers.num_layers))
-        short = next((each for each, _ in told if each), None)
-        if short is not None:
+        told = ranks.everyone((problem, 0 if layers is None else layers.num_layers))
+        short = [each for each, _ in told if each is not None]
+        if layers is None or short:
             if layers is not None:
                 layers.close()
-            raise _NoRoomError(short)
-        assert layers is not None
-        layers.num_layers = min(count for _, count in told)
-        shape = (sum(span.length for span in spans), *self._model.decoder.stored_shape)
-        like = torch.empty(0, dtype=kv.layout.dtype, device=self._model.cache.device)
-        self._steady = SteadyLayers(layers, shape, like)
-        return self._steady
+            raise _NoRoomError(short[0])
+        layers.num_layers, layers.steady = min(count for _, count in told), ranks.size > 1
+        self._layers = layers
+        return layers
 
 
 def _shares(keys: Sequence[str], tokens: PromptTokens, attention: torch.Tensor) -> dict[str, float]:
-    """Return each chunk's share of the attention; ``keys`` in the prompt's order. A chunk may be there
-    twice."""
+    """Return each chunk's share of the attention; ``keys`` in the prompt's order, some perhaps twice."""
     shares: dict[str, float] = {}
     begins = np.flatnonzero(tokens.offsets == 0)
     sums = np.add.reduceat(attention.double().numpy(), begins) if begins.size else begins

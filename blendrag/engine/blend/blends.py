@@ -58,8 +58,7 @@ class Blends(WorkerHook):
         return RequestBlend
 
     def blend(self, order: BlendOrder, pace: Pace) -> Sliced:
-        """Compute and write the KV of one prompt. Returns the report that travels back with the request's
-        output."""
+        """Compute and write the KV of one prompt. Returns the report that goes with its output."""
         opened = self._store(order.recipe.store)
         wanted = [key for key, _, _ in order.recipe.spans]
         yield from in_thread(self._loader.thread, pace, lambda: opened.prefetcher.arrived(wanted))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from blendrag.engine.compat.connector import SchedulerStep, least_rows
 from blendrag.engine.compat.groups import LayerGroup, common_block_size
 from blendrag.engine.hooks import Asked, Orders, SchedulerHook
-from blendrag.engine.wire.recipe import BlendOrder, Recipe, read_recipe
+from blendrag.engine.wire.recipe import BlendOrder, read_recipe
 from blendrag.engine.wire.report import BlendReport
 
 # Requests that are blended, or next in line, at the same time as others run. Those behind them hold no blocks
@@ -43,7 +43,10 @@ class BlendClaims(SchedulerHook):
         claimed = self._claimed(asked)
         if claimed <= computed or 0 < asked.recipe.reused_end(claimed, self._block_size) <= computed:
             return 0
-        if computed and self._begins_anew(claimed) and _rows(asked.recipe, claimed) >= claimed - computed:
+        # Rows behind a hit would look for KV that vLLM gives up: all of the prompt is blended anew, or none.
+        anew = computed and any(group.gives_up(claimed) for group in self._groups)
+        rows = claimed - asked.recipe.cached * (1 - asked.recipe.options.recompute_ratio)  # about
+        if anew and rows >= claimed - computed:
             return 0
         if not self._memory.suffices(claimed):
             asked.refuse("memory", "a prompt that is no longer than this one has just run out of memory")
@@ -51,11 +54,6 @@ class BlendClaims(SchedulerHook):
         if len(self._blending) >= _BLENDS_AHEAD:
             return None  # it would hold its blocks, and do nothing with them
         return claimed - computed
-
-    def _begins_anew(self, tokens: int) -> bool:
-        """Return whether a prompt of so many tokens is blended from its beginning, whatever is there of it:
-        the rows behind a hit would look for KV that vLLM gives up."""
-        return any(group.gives_up(tokens) for group in self._groups)
 
     def _claimed(self, asked: Asked) -> int:
         assert asked.recipe is not None
@@ -85,14 +83,8 @@ class BlendClaims(SchedulerHook):
         self._blending.discard(request_id)
 
 
-def _rows(recipe: Recipe, claimed: int) -> float:
-    """Return about how many rows are computed if a prompt is blended from its beginning."""
-    return claimed - recipe.cached * (1 - recipe.options.recompute_ratio)
-
-
 class MemoryLimit:
-    """A limit on the length of prompts that are blended, since one ran out of memory lately, after most of
-    the work."""
+    """A limit on the length of blended prompts, since one has run out of memory after most of the work."""
 
     def __init__(self) -> None:
         self._tokens, self._until = 0, 0.0

@@ -29,14 +29,14 @@ from blendrag.select.interface import CachedTokens, Selector
 class FusedPrefill:
     """One request's fused prefill. Use once: ``yield from FusedPrefill(...).run()``.
 
-    stored: the stored KV; None where it is in the pages already, as that of layers is which it does not
-    bring. chosen: the positions to recompute, if they were decided before; else the selector is asked.
+    stored: the stored KV; that of layers which it does not bring is in the pages already. chosen: the
+    positions to recompute, if they were decided before; else the selector is asked.
     """
 
     def __init__(
         self,
         forward: PromptForward,
-        stored: StoredKV | None,
+        stored: StoredKV,
         selector: Selector,
         chosen: Ints | None = None,
     ) -> None:
@@ -54,8 +54,7 @@ class FusedPrefill:
             repaired = tokens.repaired(self._chosen)
         elif checks[0] == 0:
             repaired = self._selected(0, self._candidates(repaired))
-        if self._stored is not None:
-            self._stored.begin(checks[0])  # layers below are all fresh
+        self._stored.begin(checks[0])  # layers below are all fresh
         rows = forward.embed(tokens.computed(repaired))
         shift = self._shift(repaired) if checks == (0,) else None
         ends = None if shift is None else shift.ends(rows.positions.host)
@@ -64,10 +63,10 @@ class FusedPrefill:
         for layer in range(layers):
             reuses = repaired.size < tokens.cached.size
             check = layer > 0 and layer in checks and tokens.cached.size > 0
-            stored = self._stored if self._stored is not None and self._stored.brings(layer) else None
-            if stored is not None and (reuses or check):
-                yield from stored.arrival(layer)
-            written = stored.write(layer, check) if stored is not None and reuses else None
+            brought = self._stored.brings(layer)
+            if brought and (reuses or check):
+                yield from self._stored.arrival(layer)
+            written = self._stored.write(layer, check) if brought and reuses else None
             if len(rows):  # otherwise only stored KV is left to write
                 look: Look | None = partial(self._choose, layer, repaired) if check else None
                 if shift is not None and layer > 0:  # KV of layer 0 depends on nothing else
@@ -78,7 +77,7 @@ class FusedPrefill:
                     forward.drafts.keep(outputs, layer, rows)
             if layer >= checks[0]:
                 recomputed.append(repaired.size)
-        if self._stored is not None and repaired.size < tokens.cached.size:
+        if repaired.size < tokens.cached.size:
             yield from self._stored.write_drafts()
         if forward.drafts is not None:
             looks = shift.look if shift is not None and forward.drafts.unrotates else None
@@ -95,18 +94,13 @@ class FusedPrefill:
     def _choose(self, layer: int, repaired: Ints, positions: Indices, projected: Projected) -> Indices:
         """Return the rows that go on: all but the cached tokens that the selector drops."""
         candidates, tokens, device = self._candidates(repaired), self._forward.tokens, self._forward.device
-        stored = None
-        metric = self._selector.reads_deviation
+        metric, begin = self._selector.reads_deviation, time.perf_counter()
         if metric is not None:
-            assert self._stored is not None, "a selector that reads the question reads no deviation"
-            stored = self._stored.at(layer)
-        begin = time.perf_counter()
-        if metric is not None and stored is not None:
             assert projected.raw_key is not None, "asked for at check layers"
             at = upload(np.searchsorted(positions.host, tokens.cached[repaired]), device)
             fresh, left = (projected.raw_key[at], projected.value[at]), upload(repaired, device)
-            kept = (stored[0][left], stored[1][left])
-            scores, norm = deviation(metric, *fresh, *kept, self._ranks.sum)
+            stored = [part[left] for part in self._stored.at(layer)]
+            scores, norm = deviation(metric, fresh, stored, self._ranks.sum)
             candidates = replace(candidates, deviation=scores, norm=norm)
         chosen = self._selected(layer, candidates)
         self._forward.watch.select_s += time.perf_counter() - begin

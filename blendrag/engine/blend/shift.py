@@ -55,8 +55,7 @@ class _Plan:
 
 
 class Shift:
-    """The shift of one prompt's cached tokens that are not among ``repaired``, which are indices into
-    them."""
+    """The shift of one prompt's cached tokens without those that are ``repaired``, indices into them."""
 
     def __init__(self, forward: PromptForward, repaired: Ints) -> None:
         self._forward, self._repaired = forward, repaired

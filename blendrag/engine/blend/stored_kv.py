@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Container, Generator, Sequence
-from functools import partial
+from functools import cached_property, partial
+
+import torch
 
 from blendrag.engine.compat.layer_kv import KV
 from blendrag.engine.forward.indices import upload
+from blendrag.engine.forward.paged import Places
 from blendrag.engine.forward.prompt_forward import PromptForward
-from blendrag.load.layers import StoredLayer, StoredLayers
+from blendrag.load.loader import StoredLayers
 
 
 class StoredKV:
@@ -20,15 +23,18 @@ class StoredKV:
         self._forward, self._layers, self._again = forward, layers, again
         self._brought: Container[int] = range(layers.num_layers)
         self._begun = False
-        self._last: tuple[int, StoredLayer] | None = None
-        self._positions = upload(forward.tokens.cached, forward.device)
-        self._places = forward.pages.places(forward.tokens.cached)
+        self._last: tuple[int, KV] | None = None
 
-    def second(self, forward: PromptForward) -> StoredKV | None:
-        """Return what comes a second time, for another forward over as many of the cached tokens; None if
-        nothing does."""
-        if not self._again:
-            return None
+    @cached_property
+    def _positions(self) -> torch.Tensor:
+        return upload(self._forward.tokens.cached, self._forward.device)
+
+    @cached_property
+    def _places(self) -> Places:
+        return self._forward.pages.places(self._forward.tokens.cached)
+
+    def second(self, forward: PromptForward) -> StoredKV:
+        """Return what comes a second time, for another forward over as many of the cached tokens."""
         second = StoredKV(forward, self._layers)
         second._brought, second._begun = self._again, True
         return second
@@ -38,8 +44,7 @@ class StoredKV:
         return layer in self._brought
 
     def begin(self, first_layer: int) -> None:
-        """Begin loading. No layer below ``first_layer`` will be asked for. Called once, before any other
-        method."""
+        """Begin loading, before anything else. No layer below ``first_layer`` will be asked for."""
         if self._forward.tokens.cached.size and not self._begun:
             self._layers.fetch_kv(first_layer, self._again)
             self._begun = True

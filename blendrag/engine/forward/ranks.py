@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -85,8 +85,7 @@ class Ranks:
         return value
 
     def outcome(self, work: Callable[[], T]) -> T:
-        """Return the result, plain data, of ``work``, which only the owner does. All ranks raise its
-        error."""
+        """Return the result, plain data, of ``work``, which the owner does. All ranks raise its error."""
         return work()
 
     def together(self, *agreed: type[Exception]) -> AbstractContextManager[None]:
@@ -154,15 +153,12 @@ class SeveralRanks(Ranks):
             raise error
         return result  # type: ignore[return-value]
 
-    def together(self, *agreed: type[Exception]) -> AbstractContextManager[None]:
-        return _Together(self.rank, agreed)
-
-
-class _Together(AbstractContextManager[None]):
-    def __init__(self, rank: int, agreed: tuple[type[Exception], ...]) -> None:
-        self._rank, self._agreed = rank, agreed
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, Exception) and not isinstance(error, self._agreed):
-            _log.critical("rank %d fails alone, and the engine with it", self._rank, exc_info=error)
+    @contextmanager
+    def together(self, *agreed: type[Exception]) -> Iterator[None]:
+        try:
+            yield
+        except agreed:
+            raise
+        except Exception as error:
+            _log.critical("rank %d fails alone, and the engine with it", self.rank, exc_info=error)
             os._exit(1)

@@ -101,25 +101,6 @@ def test_small_types_lose_only_what_they_round(dtype: torch.dtype) -> None:
     torch.testing.assert_close(found.float(), exact, rtol=0.02, atol=0.01)
 
 
-def test_all_rows_are_plain_causal_attention() -> None:
-    cache = Cache([100], 2, 16, 16, "HND", 3)
-    query = torch.randn(100, 4, 16, generator=torch.Generator().manual_seed(4))
-    at = torch.arange(100)
-    found = attended(query, cache, at, torch.zeros_like(at), Scores(0.25))
-    key, value = (tensor.transpose(0, 1) for tensor in cache.whole[0])
-    causal = torch.nn.functional.scaled_dot_product_attention(
-        query.transpose(0, 1), key, value, is_causal=True, scale=0.25, enable_gqa=True
-    )
-    torch.testing.assert_close(found, causal.transpose(0, 1), rtol=1e-4, atol=1e-5)
-
-
-def test_first_token_sees_only_itself() -> None:
-    cache = Cache([40], 1, 8, 16, "NHD", 5)
-    at = torch.tensor([0])
-    found = attended(torch.randn(1, 2, 8), cache, at, at, Scores(0.3))
-    torch.testing.assert_close(found, cache.whole[0][1][:1].expand(1, 2, 8))
-
-
 def test_query_that_is_a_slice_of_a_wider_one_is_read_as_a_slice() -> None:
     cache, at = Cache([30], 1, 8, 5, "NHD", 6), torch.tensor([4, 29])
     wide = torch.randn(2, 5, 8)

@@ -4,7 +4,6 @@ import itertools
 import math
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -55,11 +54,6 @@ def test_sequence_sees_only_its_own_tokens(sequences: list[list[int]]) -> None:
     assert np.diff(found.query_start).tolist() == lengths and found.max_query_len == max(lengths)
 
 
-def test_runs_of_nothing_are_not_asked_for() -> None:
-    with pytest.raises(AssertionError):
-        find_runs(*np.zeros((2, 0), np.int64))
-
-
 @given(POSITIONS, st.sampled_from([(1, 1), (4, 2), (3, 1)]), st.integers(0, 9))
 def test_runs_as_requests_attend_to_exactly_what_the_dense_mask_allows(
     positions: list[int], heads: tuple[int, int], seed: int
@@ -72,15 +66,6 @@ def test_runs_as_requests_attend_to_exactly_what_the_dense_mask_allows(
     expected = as_requests(runs_of(positions), query, key, value, scale=0.3)
     assert dense.shape == query.shape
     torch.testing.assert_close(dense, expected, rtol=1e-4, atol=1e-5)
-
-
-def test_dense_attention_is_plain_causal_attention_when_nothing_is_scattered() -> None:
-    query, key, value = torch.randn(3, 12, 2, 8, generator=torch.Generator().manual_seed(1))
-    expected = torch.nn.functional.scaled_dot_product_attention(
-        query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1), is_causal=True, scale=0.5
-    ).transpose(0, 1)
-    found = dense_attention(query, key, value, torch.arange(12), Scores(0.5))
-    torch.testing.assert_close(found, expected)
 
 
 def test_dense_attention_computes_in_float32() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blendrag.control.choose import MIN_RATIO, ChunkCost, Controller, cheapest_tier, ratio_for
+from blendrag.control.choose import MIN_RATIO, ChunkCost, cheapest_tier, decide, ratio_for
 from blendrag.control.estimate import Estimator
 from blendrag.control.profile import TierSpeed
 from paper_machine import SPEEDS, make_profile
@@ -126,7 +126,7 @@ def test_blending_is_never_estimated_to_be_slower_than_plain_prefill(
     tiers = {name: found.model_copy(update={"bytes_per_s": speed * found.bytes_per_s / 1e9})
              for name, found in make_profile().tiers.items()}  # fmt: skip
     estimate = Estimator.of(make_profile(tiers=tiers, selector=selector))
-    decision = Controller(estimate).decide(own, fresh, ratio)
+    decision = decide(estimate, own, fresh, ratio)
     total = fresh + sum(chunk.tokens for chunk in own)
     assert decision.plain_s == estimate.prefill.seconds(0, total)
     assert decision.blend_s <= decision.plain_s
@@ -144,7 +144,7 @@ def test_loading_everything_is_never_estimated_to_be_faster(
 ) -> None:
     estimate = HKVD
     known = [chunk for chunk in own if chunk.tier in SPEEDS]
-    decision = Controller(estimate).decide(known, fresh, ratio)
+    decision = decide(estimate, known, fresh, ratio)
     if known:
         load = sum(
             estimate.load_s(sum(chunk.nbytes for chunk in known if chunk.tier == tier), tier)
@@ -159,21 +159,19 @@ def test_loading_that_is_not_hidden_is_not_chosen_as_if_it_were() -> None:
     own = chunks(6, "only")
     plain = of_tier(1e9).prefill.seconds(0, 64 + 6 * 512)
     speed = 3072 * PER_TOKEN / (0.9 * plain)
-    hkvd, reader = (
-        Controller(of_tier(speed, selector=name)).decide(own, 64, 0.15) for name in ("hkvd", "query")
-    )
+    hkvd, reader = (decide(of_tier(speed, selector=name), own, 64, 0.15) for name in ("hkvd", "query"))
     assert any(hkvd.load) and hkvd.blend_s < plain
     assert not any(reader.load) and reader.blend_s == plain
 
 
 def test_fast_tier_is_loaded_at_the_least_ratio() -> None:
-    decision = Controller(Estimator.of(make_profile())).decide(chunks(6, "ram"), 64, None)
+    decision = decide(Estimator.of(make_profile()), chunks(6, "ram"), 64, None)
     assert decision.load == (True,) * 6 and decision.ratio == MIN_RATIO
     assert decision.blend_s < decision.plain_s / 3
 
 
 def test_hopeless_tier_is_not_loaded_from() -> None:
-    decision = Controller(of_tier(1e6)).decide(chunks(6, "only"), 64, None)
+    decision = decide(of_tier(1e6), chunks(6, "only"), 64, None)
     assert decision.load == (False,) * 6 and "plain prefill" in decision.why
 
 
@@ -181,32 +179,22 @@ def test_one_slow_chunk_does_not_keep_the_others_waiting() -> None:
     slow = make_profile().tiers["object"].model_copy(update={"bytes_per_s": 1e6})
     estimate = Estimator.of(make_profile(tiers=make_profile().tiers | {"object": slow}))
     mixed = [*chunks(2, "ram"), *chunks(1, "object"), *chunks(2, "disk")]
-    decision = Controller(estimate).decide(mixed, 64, 0.15)
+    decision = decide(estimate, mixed, 64, 0.15)
     assert decision.load == (True, True, False, True, True)
     assert decision.why.startswith("4 of 5 chunks")
 
 
-def test_recomputing_everything_is_plain_prefill() -> None:
-    decision = Controller(Estimator.of(make_profile())).decide(chunks(6, "ram"), 64, 1.0)
-    assert not any(decision.load)
-
-
-def test_nothing_stored_is_plain_prefill(estimate: Estimator) -> None:
-    decision = Controller(estimate).decide([], 1000, None)
-    assert decision.load == () and decision.blend_s == decision.plain_s
-
-
 def test_unmeasured_tier_is_taken_for_the_slowest(estimate: Estimator) -> None:
-    unknown, slowest = (Controller(estimate).decide(chunks(6, t), 64, None) for t in ("tape", "object"))
+    unknown, slowest = (decide(estimate, chunks(6, t), 64, None) for t in ("tape", "object"))
     assert (unknown.load, unknown.blend_s) == (slowest.load, slowest.blend_s)
 
 
 def test_decision_does_not_cost_the_request_a_millisecond(estimate: Estimator) -> None:
-    controller, own = Controller(estimate), [*chunks(6, "ram"), *chunks(6, "disk")]
+    own = [*chunks(6, "ram"), *chunks(6, "disk")]
 
     def once() -> float:
         begin = time.perf_counter()
-        controller.decide(own, 64, None)
+        decide(estimate, own, 64, None)
         return time.perf_counter() - begin
 
     assert min(once() for _ in range(50)) < 1e-3

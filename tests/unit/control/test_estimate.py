@@ -95,12 +95,6 @@ def test_estimate_is_not_below_what_a_pipeline_of_equal_layers_takes(
     assert pipelined_s(load, recompute, layers) == pytest.approx(done)
 
 
-def test_engines_own_time_is_counted() -> None:
-    for selector in ("hkvd", "query"):
-        estimate = Estimator.of(make_profile(selector=selector))
-        assert estimate.blend_s(0.0, 1.0, 0.15) == pytest.approx(1.0 + OVERHEAD_S)
-
-
 @given(load=SECONDS, recompute=SECONDS, ratio=st.floats(min_value=0.01, max_value=0.99))
 def test_loading_is_not_hidden_from_a_selector_that_waits_for_all_of_it(
     load: float, recompute: float, ratio: float

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
-import torch
 
-from blendrag.load.layers import SteadyLayers, StoredLayer, StoredLayers
 from several_ranks import on_two_ranks
 
 
@@ -67,40 +64,3 @@ def test_self_check_that_fails_on_one_rank_is_not_waited_for_by_the_others(
 def test_structure_that_is_unknown_to_all_ranks_is_reported_by_all(answers: list[dict[str, Any]]) -> None:
     first, second = (own["checks_unknown_structure"] for own in answers)
     assert first == second and "no such norm" in first
-
-
-class _Breaking(StoredLayers):
-    """Two layers, then an error."""
-
-    num_layers = 4
-
-    def __init__(self) -> None:
-        self.closed = False
-
-    def fetch_kv(self, first_layer: int, again: Sequence[int] = ()) -> None: ...
-
-    def ready(self, layer: int, wait_s: float = 0.0) -> bool:
-        return layer < 2
-
-    def synchronize(self, layer: int) -> StoredLayer:
-        if layer >= 2:
-            raise OSError(f"layer {layer}")
-        return StoredLayer(torch.ones(3, 2, 4), torch.ones(3, 2, 4))
-
-    def close(self) -> None:
-        self.closed = True
-
-
-def test_layers_that_cannot_be_loaded_end_no_rank() -> None:
-    broken = _Breaking()
-    with SteadyLayers(broken, (3, 2, 4), torch.empty(0, dtype=torch.bfloat16)) as layers:
-        layers.fetch_kv(0)
-        assert layers.synchronize(0).key.sum() == 24
-        assert not layers.ready(2)
-        for layer in (2, 3):
-            key, value = layers.synchronize(layer)
-            assert key.dtype == torch.bfloat16 and key.shape == (3, 2, 4)
-            assert not key.any() and not value.any() and key is not value
-            assert layers.ready(layer + 1)
-        assert str(layers.failure) == "layer 2"  # the first
-    assert broken.closed

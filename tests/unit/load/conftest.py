@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from blendrag.load.layers import StoredLayers
-from blendrag.load.loader import Filled, LayerLoader, LoadSpan, own_rows
+from blendrag.load.loader import Filled, LayerLoader, LoadSpan, StoredLayers, own_rows
 from blendrag.load.trace import Trace
 from blendrag.store.identity import KVIdentity
 from blendrag.store.kv_store import KVStore

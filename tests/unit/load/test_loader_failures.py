@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from blendrag.load.loader import LoadFailedError
 from blendrag.store.record import Miss
@@ -29,11 +30,8 @@ def flip(bench: Any, number: int, layer: int) -> None:
 
 def records_open() -> int:
     """Descriptors of records that this process has open."""
-    names = []
-    for link in Path("/proc/self/fd").iterdir():
-        if link.is_symlink():
-            names.append(os.readlink(link))
-    return sum(".safetensors" in name for name in names)
+    links = Path("/proc/self/fd").iterdir()
+    return sum(".safetensors" in os.readlink(link) for link in links if link.is_symlink())
 
 
 @pytest.mark.parametrize("layer", [0, 5, 11])
@@ -49,6 +47,21 @@ def test_damaged_layer_names_its_record_after_the_sound_layers_came(bench: Any, 
     assert (caught.value.opened, caught.value.reason) == ([opened[1]], "damaged")
     bench.store.damaged(opened[1].tier.name, opened[1].head.key)
     assert [one.head.key for one in bench.open()] == [bench.chunks[n].key for n in (0, 2)]
+
+
+def test_layers_that_cannot_be_loaded_end_no_rank(bench: Any) -> None:
+    """Others would wait for it: it goes on with zeros, and tells of the first failure."""
+    flip(bench, 1, 2)
+    with bench.load(bench.open()) as layers:
+        layers.steady = True
+        layers.fetch_kv(0)
+        assert all(part.any() for number in (0, 1) for part in layers.synchronize(number))
+        for number in range(2, LAYERS):
+            key, value = layers.synchronize(number)
+            assert key.dtype == torch.bfloat16 and key.shape == value.shape == (54, 2, 8)
+            assert not key.any() and not value.any()
+            assert layers.ready(number + 1)
+        assert "checksum of layer 2" in str(layers.failure)
 
 
 def test_record_cut_off_on_the_way_is_damaged(bench: Any) -> None:
@@ -119,11 +132,7 @@ def test_failed_loading_gives_back_its_files(bench: Any) -> None:
     with bench.load(bench.open()) as layers:
         layers.fetch_kv(0)
         with pytest.raises(LoadFailedError):
-            read_all(layers, range(LAYERS))
+            for number in range(LAYERS):
+                layers.synchronize(number)
     bench.finish()
     assert records_open() == 0
-
-
-def read_all(layers: Any, numbers: Sequence[int]) -> None:
-    for number in numbers:
-        layers.synchronize(number)

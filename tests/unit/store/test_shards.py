@@ -131,10 +131,7 @@ class Engine:
             filled = store.replicas.promote_behind
             with loader.load([span], store.layout, torch.device("cpu"), Trace(), filled) as layers:
                 layers.fetch_kv(0)
-                found = []
-                for layer in range(IDENTITY.num_layers):
-                    stored = layers.synchronize(layer)
-                    found.append(torch.stack([stored.key, stored.value]))
+                found = [torch.stack(layers.synchronize(at)) for at in range(IDENTITY.num_layers)]
             loader.drain()
             store.wait()
             parts.append(torch.stack(found))
