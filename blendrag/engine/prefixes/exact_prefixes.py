@@ -1,5 +1,4 @@
-"""The worker's half of exact prefixes: nodes go from a request's blocks into the tree, and back into
-others."""
+"""The worker's half of exact prefixes: nodes go from requests' blocks into the tree, and back."""
 
 from __future__ import annotations
 
@@ -95,20 +94,16 @@ class ExactPrefixes(WorkerHook):
         }
 
     def open(self, root: str, identity: dict[str, Any], stack: Sequence[dict[str, Any]]) -> str:
-        """Open the tree in folder ``root``, and return its id. Raises StoreError where several engines would
-        write."""
+        """Open the tree in folder ``root``. Returns its id. Raises StoreError where several would write."""
         if not self._owner:
             raise StoreError("data parallel engines cannot share a tree")
         if root not in self._trees:
             cache, ranks, kind = self._cache, self._ranks, KVIdentity(**identity)
             specs = [TierSpec.model_validate(spec).share(1 / ranks.size) for spec in stack]
-            sizes = NodeBlocks(
-                cache.block_size, cache.block_bytes, cache.states.state_bytes if cache.states else 0
-            )
-
-            def begin() -> NodeStore:
-                return NodeStore.open(Path(root), kind, self._dtype, specs, sizes, ranks.rank, ranks.size)
-
+            state_bytes = cache.states.state_bytes if cache.states else 0
+            sizes = NodeBlocks(cache.block_size, cache.block_bytes, state_bytes)
+            own = self._dtype, specs, sizes, ranks.rank, ranks.size
+            begin = partial(NodeStore.open, Path(root), kind, *own)
             self._trees[root] = open_on_all(ranks, begin)
         return root
 

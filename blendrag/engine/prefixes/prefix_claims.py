@@ -25,6 +25,16 @@ class _Growing:
         ids = self.asked.ids(end)
         return NodeSave(self.asked.id, self.path.tree, key, parent, start, ids, blocks)
 
+    def completed(self, tokens: int) -> list[NodeSave]:
+        """Return the nodes that end within so many tokens and were not ordered yet."""
+        path, saves = self.path, []
+        while self.ready < path.kept and path.nodes[self.ready][1] <= tokens:
+            key, end = path.nodes[self.ready]
+            parent, start = path.parent(self.ready), path.start(self.ready)
+            saves.append(self.save(key, parent, start, end, list(self.block_ids)))
+            self.ready += 1
+        return saves
+
 
 class PrefixClaims(SchedulerHook):
     """The claims of requests that are not blended. states: the blocks of a hybrid model."""
@@ -40,8 +50,7 @@ class PrefixClaims(SchedulerHook):
         read_path(asked.params, asked.prompt)
 
     def claim(self, asked: Asked, computed: int) -> int:
-        """Return how many tokens behind the ``computed`` ones are to be loaded. Raises any exception for a
-        broken path."""
+        """Return how many tokens behind the ``computed`` ones to load. Raises anything for a broken path."""
         path = _path(asked) if asked.plain else None
         if path is None:
             return 0
@@ -68,36 +77,25 @@ class PrefixClaims(SchedulerHook):
             return
         asked.counts = not path.grows
         own = block_ids[self._states.groups.attention if self._states else 0]
-        known = self._growing.get(asked.id)
-        if known is not None:
-            known.block_ids = list(own)
+        known = asked.id in self._growing
+        if known:
+            self._growing[asked.id].block_ids = list(own)
         else:
             self._growing[asked.id] = _Growing(asked, path, list(own), path.held)
-        used = path.held and known is None and not path.grows
+        used = path.held and not known and not path.grows
         if claimed or used:  # without tokens: a use of what the engine has itself
             end, written = path.held_end, self._loaded(asked, path) - claimed
             nodes, ids = path.nodes[: path.held], asked.ids(end) if claimed else []
             states = self._states.states(asked.id, end) if self._states and claimed else []
-            self._loads.append(
-                NodeLoad(
-                    asked.id,
-                    asked.ticket,
-                    path.tree,
-                    nodes,
-                    ids,
-                    list(own),
-                    written,
-                    not path.grows,
-                    path.state,
-                    states,
-                )
-            )
+            load = NodeLoad(asked.id, asked.ticket, path.tree, nodes, ids, list(own), written)
+            load.use, load.state, load.state_blocks = not path.grows, path.state, states
+            self._loads.append(load)
 
-    def take_loads(self) -> list[NodeLoad]:
+    def orders(self, step: SchedulerStep) -> Orders:
         loads, self._loads = self._loads, []
-        return loads
+        return Orders(loads, self._saves(step))
 
-    def saves(self, step: SchedulerStep) -> list[NodeSave]:
+    def _saves(self, step: SchedulerStep) -> list[NodeSave]:
         """Return the nodes that the step at hand completes."""
         if not self._growing:
             return []
@@ -110,14 +108,14 @@ class PrefixClaims(SchedulerHook):
                 reached = growing.asked.computed + tokens
                 if self._states:
                     growing.block_ids = self._states.kv(request_id)
-                completed = _completed(growing, reached)
+                completed = growing.completed(reached)
                 saves += completed
-                if self._states and completed and growing.path.nodes[growing.path.kept - 1][1] == reached:
-                    saves.append(_state(growing, self._states.states(request_id, reached)))
+                if self._states and completed:
+                    key, end = growing.path.nodes[growing.path.kept - 1]
+                    if end == reached:
+                        blocks = self._states.states(request_id, end)
+                        saves.append(growing.save(growing.path.kept_state, key, end, end, blocks))
         return saves
-
-    def orders(self, step: SchedulerStep) -> Orders:
-        return Orders(self.take_loads(), self.saves(step))
 
     def reported(self, asked: Asked, report: BlendReport) -> None:
         if report.fallback:  # nothing more of it is stored
@@ -125,23 +123,6 @@ class PrefixClaims(SchedulerHook):
 
     def finished(self, request_id: str) -> None:
         self._growing.pop(request_id, None)
-
-
-def _completed(growing: _Growing, tokens: int) -> list[NodeSave]:
-    """Return the request's nodes that end within so many tokens and were not ordered yet."""
-    path, saves = growing.path, []
-    while growing.ready < path.kept and path.nodes[growing.ready][1] <= tokens:
-        at = growing.ready
-        key, end = path.nodes[at]
-        saves.append(growing.save(key, path.parent(at), path.start(at), end, list(growing.block_ids)))
-        growing.ready += 1
-    return saves
-
-
-def _state(growing: _Growing, blocks: list[int]) -> NodeSave:
-    """Return the order for the state behind a request's last kept node."""
-    key, end = growing.path.nodes[growing.path.kept - 1]
-    return growing.save(growing.path.kept_state, key, end, end, blocks)
 
 
 def held_tokens(asked: Asked) -> int:

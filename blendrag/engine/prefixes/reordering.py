@@ -28,13 +28,14 @@ class _Waiting:
 _priority = operator.attrgetter("priority")
 
 
-class Reordering:
-    """The order of waiting requests, in the scheduler's process. window: how often a request may be
-    overtaken.
+class ReorderedClaims(SchedulerHook):
+    """The turns of requests that are not blended. window: how often one may be overtaken.
 
     The scheduler asks for its waiting requests in the order of their arrival, and goes on to the next where
     one has to wait. So a step begins one of them: the best.
     """
+
+    name = "reordering"
 
     def __init__(self, window: int) -> None:
         self._window = window
@@ -43,25 +44,24 @@ class Reordering:
         self._numbers = itertools.count()
         self._refused = self._begun = self._free = False  # in this step; for the next request asked about
 
-    def arrived(self, request_id: str, cached: int, prompt: int) -> None:
-        """Note a request that has arrived. cached: tokens of the prompt that are known to be in the tree."""
-        own = self._waiting[request_id] = _Waiting(next(self._numbers), cached, prompt)
-        self._compare(own)
+    def arrived(self, asked: Asked) -> None:
+        if asked.recipe is None:
+            own = _Waiting(next(self._numbers), held_tokens(asked), asked.prompt)
+            self._waiting[asked.id] = own
+            self._compare(own)
 
-    def may_begin(self, request_id: str, computed: int) -> bool:
-        """Return whether a request, whose first ``computed`` tokens the engine has, may begin in this
-        step."""
-        own = self._waiting.get(request_id)
-        if own is None:  # it has begun before, and was preempted
-            return True
+    def claim(self, asked: Asked, computed: int) -> int | None:
+        own = self._waiting.get(asked.id) if asked.plain else None
+        if own is None:  # or it has begun before, and was preempted
+            return 0
         if computed > own.cached:
             own.cached = computed
             self._compare(own)
         if own is self._first() or self._free:
             self._free = False
-            return True
+            return 0
         self._refused = True
-        return False
+        return None
 
     def _first(self) -> _Waiting:
         oldest = next(iter(self._waiting.values()))
@@ -76,53 +76,23 @@ class Reordering:
         if self._best is not None:
             self._best = max(self._best, own, key=_priority)
 
-    def _leave(self, request_id: str) -> None:
-        if self._waiting.pop(request_id, None) is self._best:
-            self._best = None
-
-    def began(self, request_id: str) -> None:
-        """Note that a request has its blocks: the older ones were overtaken."""
-        if request_id not in self._waiting:
+    def allocated(self, asked: Asked, block_ids: Sequence[list[int]], claimed: int) -> None:
+        if asked.id not in self._waiting:
             return
         for other, waiting in self._waiting.items():
-            if other == request_id:
+            if other == asked.id:
                 break
             waiting.overtaken += 1
-        self._leave(request_id)
+        self.finished(asked.id)
         self._begun = True
 
-    def ended(self, request_id: str) -> None:
-        """Forget a request that has ended, even if it has never begun."""
-        self._leave(request_id)
-
-    def step_over(self) -> None:
+    def orders(self, step: SchedulerStep) -> Orders:
         """End the step. If the best request could not begin (its grammar is not ready, perhaps), the next
         step takes the first request that is asked about, so none waits for one that is itself waiting."""
         self._free = self._refused and not self._begun
         self._refused = self._begun = False
-
-
-class ReorderedClaims(SchedulerHook):
-    """The turns of requests that are not blended."""
-
-    name = "reordering"
-
-    def __init__(self, window: int) -> None:
-        self._order = Reordering(window)
-
-    def arrived(self, asked: Asked) -> None:
-        if asked.recipe is None:
-            self._order.arrived(asked.id, held_tokens(asked), asked.prompt)
-
-    def claim(self, asked: Asked, computed: int) -> int | None:
-        return None if asked.plain and not self._order.may_begin(asked.id, computed) else 0
-
-    def allocated(self, asked: Asked, block_ids: Sequence[list[int]], claimed: int) -> None:
-        self._order.began(asked.id)
-
-    def orders(self, step: SchedulerStep) -> Orders:
-        self._order.step_over()
         return Orders()
 
     def finished(self, request_id: str) -> None:
-        self._order.ended(request_id)
+        if self._waiting.pop(request_id, None) is self._best:
+            self._best = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,13 +22,13 @@ from vllm.v1.kv_cache_interface import (
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
+from asked import asked
 from blendrag.engine.blend.claims import BlendClaims
 from blendrag.engine.client.launch import connector_args
 from blendrag.engine.compat.connector import KVConnectorRole, least_rows
 from blendrag.engine.compat.groups import LayerGroup, common_block_size, groups_of_config
 from blendrag.engine.compat.requests import SamplingParams
 from blendrag.engine.forward.slices import Pace, Sliced
-from blendrag.engine.hooks import Asked
 from blendrag.engine.wire.recipe import BlendOrder, Recipe
 from blendrag.engine.wire.report import BlendReport
 from blendrag.engine.worker.connector import GroupsConnector
@@ -124,18 +123,6 @@ def test_order_has_the_blocks_of_every_group(model_dir: Path, kind: str) -> None
         assert [block == 0 for block in ids] == [number < gone for number in range(len(ids))]
 
 
-def asked(recipe: Recipe, prompt: int) -> Asked:
-    request = SimpleNamespace(
-        request_id="one",
-        cache_salt="salt",
-        kv_transfer_params=recipe.transfer_params("ticket"),
-        num_prompt_tokens=prompt,
-        num_computed_tokens=0,
-        all_token_ids=list(range(prompt)),
-    )
-    return Asked(request, recipe)
-
-
 @given(
     cached=st.integers(64, 1800),
     before=st.integers(0, 400),
@@ -151,7 +138,8 @@ def test_rest_behind_a_hit_is_blended_where_that_computes_less(
     prompt, computed = before + cached + 30, hit * BLOCK
     of = BlendClaims([LayerGroup(BLOCK), LayerGroup(BLOCK, window)], salted=True)
     alone = BlendClaims([LayerGroup(BLOCK)], salted=True)
-    claimed, without_windows = (one.claim(asked(recipe, prompt), computed) for one in (of, alone))
+    known = asked(None, prompt, recipe=recipe)
+    claimed, without_windows = (one.claim(known, computed) for one in (of, alone))
     if not without_windows:
         assert claimed == without_windows
         return

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asked import asked
 from blendrag.engine.compat.connector import SchedulerStep
-from blendrag.engine.hooks import Asked
+from blendrag.engine.hooks import Asked, Orders
 from blendrag.engine.prefixes.prefix_claims import PrefixClaims
 from blendrag.engine.wire.prefixes import PATH, PrefixPath, read_path
 
@@ -16,54 +18,46 @@ BLOCK = 4
 NODES = (("root", 3), ("a", 9), ("b", 14))
 
 
-def request(held: int = 1, kept: int = 3, tokens: int = 20, salt: str | None = None, **other: Any) -> Any:
+def request(held: int = 1, kept: int = 3, tokens: int = 20, salt: str | None = None, **other: Any) -> Asked:
     params = PrefixPath("tree", NODES, held, kept).transfer_params("ticket")
     params[PATH] = {**params[PATH], **other}
-    return SimpleNamespace(
-        request_id="r",
-        cache_salt=salt,
-        kv_transfer_params=params,
-        num_prompt_tokens=tokens,
-        num_computed_tokens=0,
-        all_token_ids=list(range(tokens)),
-    )
+    return asked(params, tokens, salt=salt)
 
 
-def step(
-    tokens: dict[str, int], new: dict[str, list[int]] | None = None, resumed: tuple[str, ...] = ()
-) -> Any:
-    blocks = new or {}
-    cached = SimpleNamespace(
-        req_ids=list(blocks), new_block_ids=[(ids,) for ids in blocks.values()], resumed_req_ids=set(resumed)
-    )
-    return SchedulerStep(SimpleNamespace(num_scheduled_tokens=tokens, scheduled_cached_reqs=cached))
+def orders(
+    claims: PrefixClaims, tokens: int = 0, new: Iterable[int] = (), resumed: Sequence[str] = ()
+) -> Orders:
+    """Those of a step that computes so many tokens of the request, and has new blocks for it."""
+    cached = SimpleNamespace(req_ids=["r"], new_block_ids=[(list(new),)], resumed_req_ids=resumed)
+    scheduled = SimpleNamespace(num_scheduled_tokens={"r": tokens}, scheduled_cached_reqs=cached)
+    return claims.orders(SchedulerStep(scheduled))
 
 
 @given(st.lists(st.integers(1, 7), min_size=1), st.integers(0, 3), st.integers(0, 3))
 def test_node_is_stored_once_it_is_complete_and_once(steps: list[int], held: int, kept: int) -> None:
     """Whatever the steps are, with the blocks that the request has by then."""
     claims, one = PrefixClaims(1), request(held, max(held, kept))
-    done = claimed = claims.claim(Asked(one), 0)
-    one.num_computed_tokens = done
+    done = claimed = claims.claim(one, 0)
+    one.request.num_computed_tokens = done
     blocks = list(range(100, 100 + -(-done // BLOCK)))
-    claims.allocated(Asked(one), [blocks], claimed)
+    claims.allocated(one, [blocks], claimed)
     saved: list[str] = []
     for tokens in steps:
-        tokens = min(tokens, one.num_prompt_tokens - done)
+        tokens = min(tokens, one.prompt - done)
         if not tokens:
             break
-        more = list(range(100 + len(blocks), 100 + -(-(done + tokens) // BLOCK)))
+        more = range(100 + len(blocks), 100 + -(-(done + tokens) // BLOCK))
         blocks += more
-        orders = claims.saves(step({"r": tokens}, {"r": more}))
+        saves = orders(claims, tokens, more).others
         done += tokens
-        for order in orders:
+        for order in saves:
             end = dict(NODES)[order.key]
             assert end <= done < end + tokens and order.token_ids == list(range(end))
             assert (
                 order.block_ids == blocks and order.start == ([0, *dict(NODES).values()])[len(saved) + held]
             )
             saved.append(order.key)
-        one.num_computed_tokens = done
+        one.request.num_computed_tokens = done
     assert saved == [key for key, end in NODES[held : max(held, kept)] if end <= done]
 
 
@@ -71,58 +65,58 @@ def test_what_is_claimed_is_what_is_loaded() -> None:
     claims = PrefixClaims(1)
     for computed, claimed in ((0, 14), (8, 6), (16, 0)):
         one = request(held=3)
-        assert claims.claim(Asked(one), computed) == claimed
-        claims.allocated(Asked(one), [[1, 2, 3, 4]], claimed)
-        (load,) = claims.take_loads()
+        assert claims.claim(one, computed) == claimed
+        claims.allocated(one, [[1, 2, 3, 4]], claimed)
+        (load,) = orders(claims).claims
         assert (load.nodes, load.ticket) == (NODES, "ticket")
         assert list(load.token_ids) == (list(range(14)) if claimed else []), "a use, where nothing is loaded"
         assert not claimed or load.written == computed
         claims.finished("r")
     whole = request(held=3, tokens=14)
-    assert claims.claim(Asked(whole), 0) == 13, "the last token is the engine's"
-    claims.allocated(Asked(whole), [[1, 2, 3, 4]], 13)
-    assert claims.take_loads()[0].written == 0
+    assert claims.claim(whole, 0) == 13, "the last token is the engine's"
+    claims.allocated(whole, [[1, 2, 3, 4]], 13)
+    assert orders(claims).claims[0].written == 0
 
 
 def test_growth_does_not_count_as_a_use_of_what_it_grows_behind() -> None:
     """Of each node before it, once a slice: popular would be what has many children."""
     for grows in (False, True):
-        claims, asked = PrefixClaims(1), Asked(request(held=2, grows=grows))
-        claims.allocated(asked, [[1, 2, 3]], 0)
-        assert (len(claims.take_loads()), asked.counts) == (0 if grows else 1, not grows)
+        claims, one = PrefixClaims(1), request(held=2, grows=grows)
+        claims.allocated(one, [[1, 2, 3]], 0)
+        assert (len(orders(claims).claims), one.counts) == (0 if grows else 1, not grows)
         claims.finished("r")
-        claims.allocated(asked, [[1, 2, 3]], 5)  # the prefix cache has lost a part
-        (load,) = claims.take_loads()
+        claims.allocated(one, [[1, 2, 3]], 5)  # the prefix cache has lost a part
+        (load,) = orders(claims).claims
         assert load.use is not grows
 
 
 def test_few_tokens_are_not_claimed() -> None:
     one = request(held=3)
-    assert [PrefixClaims(least).claim(Asked(one), 4) for least in (10, 11)] == [10, 0]
+    assert [PrefixClaims(least).claim(one, 4) for least in (10, 11)] == [10, 0]
 
 
 def test_blended_prompt_leaves_no_nodes_behind() -> None:
     """Its salt is a recipe's, whatever it says."""
     for salt, takes in ((None, True), ("", True), ("tenant:", True), ("tenant:0123", False), (":01", False)):
         claims, one = PrefixClaims(1), request(salt=salt)
-        assert bool(claims.claim(Asked(one), 0)) is takes
-        claims.allocated(Asked(one), [[1, 2, 3, 4, 5]], 0)
-        assert bool(claims.saves(step({"r": 20}))) is takes
+        assert bool(claims.claim(one, 0)) is takes
+        claims.allocated(one, [[1, 2, 3, 4, 5]], 0)
+        assert bool(orders(claims, 20).others) is takes
 
 
 def test_request_stores_nothing_after_its_prefix_could_not_be_loaded() -> None:
     claims, one = PrefixClaims(1), request()
-    claims.allocated(Asked(one), [[1, 2, 3, 4, 5]], claims.claim(Asked(one), 0))
+    claims.allocated(one, [[1, 2, 3, 4, 5]], claims.claim(one, 0))
     claims.finished("r")
-    assert claims.saves(step({"r": 20})) == []
+    assert orders(claims, 20).others == []
 
 
 def test_blocks_that_a_request_had_to_give_up_are_not_stored() -> None:
     claims, one = PrefixClaims(1), request(held=0, kept=2)
-    claims.allocated(Asked(one), [[1]], 0)
-    assert [order.key for order in claims.saves(step({"r": 4}))] == ["root"]
-    claims.allocated(Asked(one), [[7, 8, 9]], 0)  # preempted, and back from the beginning
-    (again,) = claims.saves(step({"r": 12}, {"r": [7, 8, 9]}, resumed=("r",)))
+    claims.allocated(one, [[1]], 0)
+    assert [order.key for order in orders(claims, 4).others] == ["root"]
+    claims.allocated(one, [[7, 8, 9]], 0)  # preempted, and back from the beginning
+    (again,) = orders(claims, 12, (7, 8, 9), resumed="r").others
     assert (again.key, again.block_ids) == ("a", [7, 8, 9])
 
 
@@ -143,9 +137,9 @@ def test_blocks_that_a_request_had_to_give_up_are_not_stored() -> None:
 def test_path_that_no_client_of_ours_sends_is_not_followed(wrong: dict[str, Any]) -> None:
     claims, one = PrefixClaims(1), request(**wrong)
     with pytest.raises(Exception):  # noqa: B017  (the connector takes any for a plain request)
-        claims.claim(Asked(one), 0)
-    claims.allocated(Asked(one), [[1, 2]], 0)
-    assert claims.take_loads() == [] and claims.saves(step({"r": 20})) == []
+        claims.claim(one, 0)
+    claims.allocated(one, [[1, 2]], 0)
+    assert orders(claims, 20) == ([], [])
 
 
 def test_no_path_is_read_where_there_is_none() -> None:

@@ -14,8 +14,11 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
+from asked import asked
+from blendrag.engine.compat.connector import SchedulerStep
 from blendrag.engine.compat.requests import SamplingParams
-from blendrag.engine.prefixes.reordering import Reordering, _Waiting
+from blendrag.engine.hooks import Asked
+from blendrag.engine.prefixes.reordering import ReorderedClaims, _Waiting
 from blendrag.engine.wire.prefixes import PrefixPath
 from blendrag.settings import Settings
 from tests.helpers.connector_halves import BLOCKS, PROMPT, engine_config
@@ -24,33 +27,52 @@ Sizes = tuple[int, int]  # cached, prompt
 SIZES = st.tuples(st.integers(0, 50), st.integers(1, 50)).map(lambda two: (two[0], two[0] + two[1]))
 
 
-def step(order: Reordering, waiting: dict[str, Sizes], blocked: frozenset[str] = frozenset()) -> list[str]:
-    """As the scheduler does: who may not begin is passed over until the next step."""
-    begun = []
-    for name in list(waiting):
-        if name not in blocked and order.may_begin(name, 0):
-            order.began(name)
-            del waiting[name]
-            begun.append(name)
-    order.step_over()
-    return begun
+class Order(ReorderedClaims):
+    """Asked about requests by their names."""
+
+    def __init__(self, window: int) -> None:
+        super().__init__(window)
+        self.known: dict[str, Asked] = {}
+
+    def come(self, name: str, cached: int, prompt: int) -> None:
+        """One arrives, of whose prompt the tree has so much."""
+        path = PrefixPath("tree", (("node", cached),), 1, 1).transfer_params("") if cached else None
+        self.known[name] = asked(path, prompt, name)
+        self.arrived(self.known[name])
+
+    def may_begin(self, name: str, computed: int = 0) -> bool:
+        return self.claim(self.known[name], computed) is not None
+
+    def begin(self, name: str) -> None:
+        self.allocated(self.known[name], [], 0)
+
+    def step(self, waiting: dict[str, Sizes], blocked: str = "") -> list[str]:
+        """As the scheduler does: who may not begin is passed over until the next step."""
+        begun = []
+        for name in list(waiting):
+            if name != blocked and self.may_begin(name):
+                self.begin(name)
+                del waiting[name]
+                begun.append(name)
+        self.orders(SchedulerStep(None))
+        return begun
 
 
 @given(st.lists(SIZES, min_size=1, max_size=12), st.integers(1, 4), st.data())
 def test_no_request_starves_or_is_overtaken_more_often_than_the_window(
     sizes: list[Sizes], window: int, data: st.DataObject
 ) -> None:
-    order, waiting, overtaken = Reordering(window), dict[str, Sizes](), dict[str, int]()
+    order, waiting, overtaken = Order(window), dict[str, Sizes](), dict[str, int]()
     coming = [(str(number), size) for number, size in enumerate(sizes)]
     for _ in range(3 * len(sizes)):
         for _ in range(min(len(coming), data.draw(st.integers(0, 3)))):
             name, size = coming.pop(0)
             waiting[name], overtaken[name] = size, 0
-            order.arrived(name, *size)
+            order.come(name, *size)
         if not coming and not waiting:
             break
         before = list(waiting)
-        begun = step(order, waiting)
+        begun = order.step(waiting)
         assert bool(begun) == bool(before), "the engine is idle though somebody waits"
         for name in begun:
             for older in before[: before.index(name)]:
@@ -61,22 +83,22 @@ def test_no_request_starves_or_is_overtaken_more_often_than_the_window(
 
 @given(st.lists(SIZES, min_size=1, max_size=10, unique=True))
 def test_request_with_most_cached_for_what_it_computes_begins_first(sizes: list[Sizes]) -> None:
-    order, waiting = Reordering(100), {str(number): size for number, size in enumerate(sizes)}
+    order, waiting = Order(100), {str(number): size for number, size in enumerate(sizes)}
     for name, size in waiting.items():
-        order.arrived(name, *size)
+        order.come(name, *size)
     ratios = [cached / (prompt - cached) for cached, prompt in sizes]
-    step(order, waiting)
+    order.step(waiting)
     begun = set(map(str, range(len(sizes)))) - waiting.keys()
     assert any(ratios[int(name)] == max(ratios) for name in begun)
 
 
 @given(st.lists(st.tuples(st.sampled_from(["arrive", "ask", "begin", "end"]), SIZES), max_size=40))
 def test_priority_that_has_changed_counts_as_it_is_now(calls: list[tuple[str, Sizes]]) -> None:
-    order, waiting = Reordering(1000), dict[str, Sizes]()
+    order, waiting = Order(1000), dict[str, Sizes]()
     for number, (call, (cached, prompt)) in enumerate(calls):
         if call == "arrive" or not waiting:
             waiting[str(number)] = cached, prompt
-            order.arrived(str(number), cached, prompt)
+            order.come(str(number), cached, prompt)
             continue
         name = list(waiting)[cached % len(waiting)]
         if call == "ask":
@@ -85,7 +107,7 @@ def test_priority_that_has_changed_counts_as_it_is_now(calls: list[tuple[str, Si
             best = max(waiting, key=lambda one: waiting[one][0] / (waiting[one][1] - waiting[one][0]))
             assert order.may_begin(name, waiting[name][0]) == (name == best)
         else:
-            (order.began if call == "begin" else order.ended)(name)
+            (order.begin if call == "begin" else order.finished)(name)
             del waiting[name]
 
 
@@ -101,47 +123,47 @@ def test_step_does_not_compare_each_of_many_waiting_requests_with_all(
         return priority(self)
 
     monkeypatch.setattr(_Waiting, "priority", property(counted))
-    order, waiting = Reordering(32), {str(number): (number % 7, 20) for number in range(300)}
+    order, waiting = Order(32), {str(number): (number % 7, 20) for number in range(300)}
     for name, size in waiting.items():
-        order.arrived(name, *size)
-    assert step(order, waiting, blocked=frozenset({"6"})) == []
+        order.come(name, *size)
+    assert order.step(waiting, blocked="6") == []
     assert 0 < compared <= 3 * len(waiting)
 
 
 def test_papers_examples_are_ordered_as_in_the_paper() -> None:
-    order = Reordering(32)
-    order.arrived("small", 1, 3)
-    order.arrived("large", 2, 4)
-    assert not order.may_begin("small", 0) and order.may_begin("large", 0)
-    order.began("large")
-    assert order.may_begin("small", 0)
-    order = Reordering(32)
-    order.arrived("long", 2, 5)
-    order.arrived("short", 2, 3)
-    assert not order.may_begin("long", 0) and order.may_begin("short", 0)
+    order = Order(32)
+    order.come("small", 1, 3)
+    order.come("large", 2, 4)
+    assert not order.may_begin("small") and order.may_begin("large")
+    order.begin("large")
+    assert order.may_begin("small")
+    order = Order(32)
+    order.come("long", 2, 5)
+    order.come("short", 2, 3)
+    assert not order.may_begin("long") and order.may_begin("short")
 
 
 def test_what_the_engine_has_itself_counts() -> None:
-    order = Reordering(32)
-    order.arrived("tree", 10, 20)
-    order.arrived("pool", 0, 20)
-    assert order.may_begin("tree", 0)
-    assert order.may_begin("pool", 15) and not order.may_begin("tree", 0)
+    order = Order(32)
+    order.come("tree", 10, 20)
+    order.come("pool", 0, 20)
+    assert order.may_begin("tree")
+    assert order.may_begin("pool", 15) and not order.may_begin("tree")
 
 
 def test_lone_or_preempted_request_begins_and_none_waits_for_one_that_cannot() -> None:
-    order = Reordering(4)
-    order.arrived("one", 0, 9)
-    assert step(order, {"one": (0, 9)}) == ["one"]
-    order.arrived("two", 0, 9)
-    order.arrived("best", 8, 9)
-    assert order.may_begin("one", 0), "it was preempted"
+    order = Order(4)
+    order.come("one", 0, 9)
+    assert order.step({"one": (0, 9)}) == ["one"]
+    order.come("two", 0, 9)
+    order.come("best", 8, 9)
+    assert order.may_begin("one"), "it was preempted"
     waiting = {"two": (0, 9), "best": (8, 9)}
-    assert step(order, waiting, blocked=frozenset({"best"})) == []
-    assert step(order, waiting, blocked=frozenset({"best"})) == ["two"]
-    order.ended("best")
-    order.arrived("last", 0, 9)
-    assert order.may_begin("last", 0), "the one before has gone"
+    assert order.step(waiting, blocked="best") == []
+    assert order.step(waiting, blocked="best") == ["two"]
+    order.finished("best")
+    order.come("last", 0, 9)
+    assert order.may_begin("last"), "the one before has gone"
 
 
 # -- under vLLM's own scheduler ---------------------------------------------------------------------------

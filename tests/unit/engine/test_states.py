@@ -28,11 +28,12 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.request import Request
 
+from asked import asked
 from blendrag.control.guard import LoadGuard
 from blendrag.engine.compat.connector import SchedulerStep
 from blendrag.engine.compat.states import HybridLayers, StateBlocks, StateGroups
 from blendrag.engine.forward.blocks import KVBlocks
-from blendrag.engine.hooks import Asked
+from blendrag.engine.hooks import Asked, Orders
 from blendrag.engine.prefixes.exact_prefixes import ExactPrefixes
 from blendrag.engine.prefixes.prefix_claims import PrefixClaims
 from blendrag.engine.wire.prefixes import NodeLoad, NodeSave, PrefixPath
@@ -243,17 +244,12 @@ def claims() -> PrefixClaims:
     return PrefixClaims(1, StateBlocks(StateGroups(0, ((1, BLOCK), (2, BLOCK))), manager))
 
 
-def request(path: PrefixPath, tokens: int) -> Any:
-    return Asked(
-        SimpleNamespace(
-            request_id="r",
-            cache_salt=None,
-            kv_transfer_params=path.transfer_params("ticket"),
-            num_prompt_tokens=tokens,
-            num_computed_tokens=0,
-            all_token_ids=list(range(tokens)),
-        )
-    )
+def request(path: PrefixPath, tokens: int) -> Asked:
+    return asked(path.transfer_params("ticket"), tokens)
+
+
+def orders(one: PrefixClaims, tokens: int = 0) -> Orders:
+    return one.orders(SchedulerStep(SimpleNamespace(num_scheduled_tokens={"r": tokens})))
 
 
 @pytest.mark.parametrize(
@@ -262,19 +258,19 @@ def request(path: PrefixPath, tokens: int) -> Any:
     ids=["all", "behind a hit", "no state", "nothing behind it", "behind a longer hit"],
 )
 def test_only_tokens_up_to_a_state_are_claimed(state: str, tokens: int, computed: int, claimed: int) -> None:
-    one, asked = claims(), request(PrefixPath("t", (("n", 20),), 1, 1, state=state), tokens)
-    assert one.claim(asked, computed) == claimed
-    one.allocated(asked, HELD["r"], claimed)
-    (load,) = one.take_loads()
+    one, known = claims(), request(PrefixPath("t", (("n", 20),), 1, 1, state=state), tokens)
+    assert one.claim(known, computed) == claimed
+    one.allocated(known, HELD["r"], claimed)
+    (load,) = orders(one).claims
     assert load.state == state and load.state_blocks == ([7, 9] if claimed else [])
     assert not claimed or (load.written == computed and list(load.token_ids) == list(range(20)))
 
 
 @pytest.mark.parametrize("reached", [19, 20, 21])
 def test_state_is_stored_by_the_step_that_ends_at_its_token(reached: int) -> None:
-    one, asked = claims(), request(PrefixPath("t", (("n", 20),), 0, 1, grows=True, kept_state="s"), 21)
-    one.allocated(asked, HELD["r"], 0)
-    saves = one.saves(SchedulerStep(SimpleNamespace(num_scheduled_tokens={"r": reached})))
+    one, known = claims(), request(PrefixPath("t", (("n", 20),), 0, 1, grows=True, kept_state="s"), 21)
+    one.allocated(known, HELD["r"], 0)
+    saves = orders(one, reached).others
     expected = [] if reached < 20 else [("n", "", 0, [1, 2, 3])]
     expected += [("s", "n", 20, [7, 9])] if reached == 20 else []
     assert [(save.key, save.parent, save.start, save.block_ids) for save in saves] == expected
