@@ -43,8 +43,7 @@ register_allocator = ALLOCATORS.register
 
 @register_allocator("uniform")
 class Uniform(Allocator):
-    """An allocator with the same for every head of every layer: SnapKV, and the baseline of Ada-KV's Theorem
-    4."""
+    """An allocator with the same for every head: SnapKV, and the baseline of Ada-KV's Theorem 4."""
 
     def allocate(self, gains: torch.Tensor, pages: int) -> torch.Tensor:
         return torch.full(gains.shape[:2], pages, dtype=torch.int64)

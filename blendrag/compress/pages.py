@@ -1,5 +1,4 @@
-"""The arithmetic of pages: from scores to what a page gains, from shares to whole pages, from pages to
-tokens."""
+"""The arithmetic of pages: from scores to gains, from shares to whole pages, from pages to tokens."""
 
 from __future__ import annotations
 

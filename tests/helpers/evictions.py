@@ -57,13 +57,13 @@ class Request:
         that the engine computes behind them."""
         ids = list(range(self.tokens - left))
         recipe = Recipe("store", (("a", 3, self.tokens - 60),), self.options)
-        window = compression.window(BlendOrder(self.name, "", ids, self.blocks, 0, recipe))
-        if window is not None:
+        note = compression.blending(BlendOrder(self.name, "", ids, self.blocks, 0, recipe)).note
+        if note is not None:
             for layer in range(self.layers):
-                window.note(layer, np.array([1, len(ids) - 1]), put(torch.randn(2, HEADS, SIZE)))
+                note(layer, np.array([1, len(ids) - 1]), put(torch.randn(2, HEADS, SIZE)))
                 rows = np.arange(0, len(ids))
                 for at in (rows[:50], rows[50:]):
-                    window.note(layer, at, put(self.query[layer, at]))
+                    note(layer, at, put(self.query[layer, at]))
 
     def order(self) -> EvictionOrder:
         return EvictionOrder(self.name, "", self.blocks, self.tokens)

@@ -1,5 +1,4 @@
-"""The eviction of a prompt's KV once its first token is computed (Ada-KV): what the question reads is
-kept."""
+"""The eviction of a prompt's KV behind its first token (Ada-KV): what the question reads is kept."""
 
 from __future__ import annotations
 
@@ -20,10 +19,11 @@ from blendrag.engine.forward.indices import Ints, upload
 from blendrag.engine.forward.paged import PagedCache
 from blendrag.engine.hooks import Blending, Reports, Step, WorkerHook
 from blendrag.engine.wire.recipe import BlendOrder, EvictionOrder
-from blendrag.engine.wire.report import BlendReport, Eviction
+from blendrag.engine.wire.report import Eviction
 from blendrag.errors import ConfigError
 
 _LAST_ROWS = 12  # the last rows of a prompt, at most, that the engine computes behind its question
+_NOT_YET = Eviction(whole="the answer ended with its first tokens")  # unless a later step evicts
 
 
 class WindowQueries:
@@ -41,8 +41,7 @@ class WindowQueries:
         self._layers = decoder.num_layers
 
     def note(self, layer: int, positions: Ints, query: torch.Tensor) -> None:
-        """Keep the rows of ``query``, [n, heads, head_size], at ascending ``positions``. The last of several
-        passes counts."""
+        """Keep the rows of ``query``, [n, heads, head_size], at ascending positions, of the last pass."""
         begin = int(np.searchsorted(positions, self.first))
         if begin == len(positions):
             return
@@ -101,20 +100,15 @@ class Compression(WorkerHook):
         return evictions
 
     def blending(self, order: BlendOrder) -> Blending:
-        window = self.window(order)
-        return Blending(order) if window is None else Blending(order, window.note, _not_yet)
-
-    def window(self, order: BlendOrder) -> WindowQueries | None:
-        """Return the window for a blend that begins; None if nothing is to be evicted after it."""
         if (written := order.recipe.options.kv_budget) is None:
-            return None
+            return Blending(order)
         try:
             window = WindowQueries(order, make_budget(written), self._decoder)
         except ConfigError as error:  # evict() reports it
             self._seen[order.request_id] = error
-            return None
+            return Blending(order)
         self._seen[order.request_id] = window
-        return window
+        return Blending(order, window.note, lambda report: report.evicted(_NOT_YET))
 
     def forget(self, request_ids: Collection[str]) -> None:
         """Forget requests that have ended, or lost their blocks."""
@@ -125,8 +119,7 @@ class Compression(WorkerHook):
 
     @torch.inference_mode()
     def evict(self, order: EvictionOrder) -> Eviction:
-        """Compact a prompt's KV into its first blocks, once all of it is computed. If anything goes wrong,
-        all of it is kept."""
+        """Compact a computed prompt's KV into its first blocks. If anything goes wrong, all of it is kept."""
         seen = self._seen.pop(order.request_id, None)
         try:
             if self._parts is None:
@@ -161,20 +154,18 @@ class Compression(WorkerHook):
         scores = torch.cat([scores, kept_anyway], -1)
         counts = budget.allocator.allocate(page_gains(scores, size).cpu(), keep).numpy()
         kept = KeptPages.of(pages, blocks[:keep], counts)
+        heads = list(np.ndindex(counts.shape))  # by layer
         rows = [
             parts.reader.rows(
                 pages.ids(layer, blocks[:last], head),
                 kept_tokens(scores[layer, head], int(counts[layer, head]) * size),
             )
-            for layer in range(pages.num_layers)
-            for head in range(pages.kv_heads)
+            for layer, head in heads
         ]  # all pages are read before one is written: they may overlap
-        at = iter(rows)
         before = pages.copy_of(blocks[:keep])
         try:
-            for layer in range(pages.num_layers):
-                for head in range(pages.kv_heads):
-                    pages.write(layer, kept.table[layer, head, : counts[layer, head]], *next(at))
+            for (layer, head), kv in zip(heads, rows, strict=True):
+                pages.write(layer, kept.table[layer, head, : counts[layer, head]], *kv)
         except BaseException:
             pages.restore(blocks[:keep], before)
             raise
@@ -185,8 +176,7 @@ class Compression(WorkerHook):
     def _scores(
         self, parts: Parts, seen: WindowQueries, scorer: Scorer, blocks: Ints, most: int
     ) -> torch.Tensor:
-        """Return scores, [layers, kv_heads, tokens], of the tokens before the window, among the prompt's
-        first ``most``."""
+        """Return scores of the prompt's first ``most`` tokens, [layers, kv_heads, most]."""
         layers = (
             self._observed(parts, seen, blocks, layer, scorer.reads_values)
             for layer in range(parts.pages.num_layers)
@@ -196,31 +186,27 @@ class Compression(WorkerHook):
     def _observed(
         self, parts: Parts, seen: WindowQueries, blocks: Ints, layer: int, values: bool
     ) -> Observed:
-        """Return one layer of a prompt that is in these blocks. values: whether V and ``gram`` are part of
-        it."""
-        pages, attention = parts.pages, self._decoder.attentions[layer]
+        """Return one layer of a prompt in these blocks. values: whether V and ``gram`` are part of it."""
+        pages, query, scale = parts.pages, seen[layer], scale_of(self._decoder.attentions[layer])
         ids = pages.ids(layer, blocks, np.arange(pages.kv_heads)[:, None]).ravel()
-        heads = (pages.kv_heads, -1)
-        key = parts.reader.keys(ids).unflatten(0, heads).transpose(0, 1)[: seen.end]
-        value = gram = None
-        if values:
-            value = parts.reader.values(ids).unflatten(0, heads).transpose(0, 1)[: seen.end]
-            gram = self._gram(layer)
-        return Observed(seen[layer], key, scale_of(attention), value, gram)
+
+        def read(part: int) -> torch.Tensor:
+            whole = parts.reader.whole(part, ids).unflatten(0, (pages.kv_heads, -1))
+            return whole.transpose(0, 1)[: seen.end]
+
+        if not values:
+            return Observed(query, read(0), scale)
+        return Observed(query, read(0), scale, read(1), self._gram(layer))
 
     def _gram(self, layer: int) -> torch.Tensor:
         if layer not in self._grams:
             attention = self._decoder.attentions[layer]
+            output = output_weight(self._decoder.layers[layer], attention)
+            if output is None:
+                raise WholeError("no output projection is found, which the scorer reads")
             kv_heads, _ = self._decoder.kv[layer].key
-            self._grams[layer] = gram_of(self._output(layer), heads_of(attention), kv_heads)
+            self._grams[layer] = gram_of(output, heads_of(attention), kv_heads)
         return self._grams[layer]
-
-    def _output(self, layer: int) -> torch.Tensor:
-        """Return the weight of the output projection, [hidden, heads * d]."""
-        output = output_weight(self._decoder.layers[layer], self._decoder.attentions[layer])
-        if output is None:
-            raise WholeError("no output projection is found, which the scorer reads")
-        return output
 
 
 def _bound(decoder: Decoder, cache: PagedCache, ranks: int) -> Parts:
@@ -245,8 +231,3 @@ def _bound(decoder: Decoder, cache: PagedCache, ranks: int) -> Parts:
     reading = HeadReading(attentions, pages, HeadKernel(attentions, cache.runner))
     bind(attentions, reading)
     return Parts(pages, reader, reading)
-
-
-def _not_yet(report: BlendReport) -> BlendReport:
-    """Return the report of a prompt that is evicted in a later step, if there is one."""
-    return report.evicted(Eviction(whole="the answer ended with its first tokens"))

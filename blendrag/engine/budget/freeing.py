@@ -23,8 +23,7 @@ class BlockFreeing(SchedulerHook):
         self._blocks = blocks
 
     def allocated(self, asked: Asked, block_ids: Sequence[list[int]], claimed: int) -> None:
-        """Note a prompt that is blended. If its recipe asks for it, it is evicted once its first token is
-        there."""
+        """Note a blended prompt whose recipe has it evicted once its first token is there."""
         if claimed and asked.recipe is not None and asked.recipe.options.kv_budget is not None:
             self._expected[asked.id] = asked
 
@@ -48,8 +47,7 @@ class BlockFreeing(SchedulerHook):
         return Orders()
 
     def received(self, request_id: str, eviction: Eviction, asked: Asked | None) -> Tally:
-        """Give back the blocks that the worker has emptied. Those of a request that has ended since, or was
-        preempted, are free already."""
+        """Give back what the worker has emptied. Of a request that has ended, or lost it, it is free."""
         if self._blocks is not None and eviction.freed:
             self._blocks.give_back(request_id, eviction.first_block, eviction.first, eviction.last)
         if asked is not None and asked.result is not None:

@@ -34,18 +34,16 @@ class HeadPages:
         self._layers = np.array([cache.storage_offset() - first for cache in caches])
         self.attentions = attentions
         self.num_layers, like = len(caches), caches[0]
-        self.num_blocks, self.kv_heads, self.block_size, self._width = like.shape
+        blocks, self.kv_heads, self.block_size, width = like.shape
         self._block, self._head = like.stride()[:2]
-        unit = gcd(self._block, self._head, *self._layers.tolist())
-        self._unit = unit
-        last = self._layers.max() + (self.num_blocks - 1) * self._block + (self.kv_heads - 1) * self._head
-        shape = (int(last) // unit + 1, 1, self.block_size, self._width)
-        self.view = like.as_strided(shape, (unit, self._width, *like.stride()[2:]), first)
+        self._unit = gcd(self._block, self._head, *self._layers.tolist())
+        last = self._layers.max() + (blocks - 1) * self._block + (self.kv_heads - 1) * self._head
+        shape = (int(last) // self._unit + 1, 1, self.block_size, width)
+        self.view = like.as_strided(shape, (self._unit, width, *like.stride()[2:]), first)
 
     @classmethod
     def of(cls, attentions: Sequence[Any]) -> Self | None:
-        """Return the pages, or None where the layers' caches have other shapes, or are not in one
-        allocation."""
+        """Return the pages; None where the caches have other shapes, or are not in one allocation."""
         caches = [cache_of(attention) for attention in attentions]
         (heads, size), like = layer_kv(attentions[0]).key, caches[0]
         shape = (heads, like.shape[-2], 2 * size)
@@ -96,15 +94,8 @@ class PageReader:
         order = PageOrder.learn(layer_kv(pages.attentions[0]), scratch)
         return None if order is None else cls(pages, order)
 
-    def keys(self, ids: Ints) -> torch.Tensor:
-        """Return K of these pages, one after the other: [pages * block_size, head_size]."""
-        return self._whole(0, ids)
-
-    def values(self, ids: Ints) -> torch.Tensor:
-        """Return V of these pages, as :meth:`keys` returns K."""
-        return self._whole(1, ids)
-
-    def _whole(self, part: int, ids: Ints) -> torch.Tensor:
+    def whole(self, part: int, ids: Ints) -> torch.Tensor:
+        """Return K (part 0) or V (1) of these pages, one after the other: [pages * block_size, head_size]."""
         pages = self._view[upload(ids, self._view.device)].flatten(1)
         return self._order.read(part, pages).flatten(0, -2)
 

@@ -50,8 +50,7 @@ class _Step:
 
 
 class HeadReading:
-    """The attention by heads of all layers of one model, which ask it in each step
-    (:class:`HeadAttention`)."""
+    """The attention by heads of a model's layers, which ask in each step (:class:`HeadAttention`)."""
 
     def __init__(self, attentions: Sequence[Any], pages: HeadPages, kernel: HeadKernel) -> None:
         self._number = {name_of(attention): number for number, attention in enumerate(attentions)}
@@ -77,8 +76,7 @@ class HeadReading:
             self._step, self._plain, self._lines = None, None, {}
 
     def attend(self, layer: Any, query: torch.Tensor, metadata: Any, output: torch.Tensor) -> bool:
-        """Compute a layer's attention, if a row of the step has evicted KV; else do nothing, and return
-        False."""
+        """Compute a layer's attention, if a row of the step has evicted KV; else only return False."""
         if not self._kept or metadata is self._plain:
             return False
         if self._step is None or self._step.metadata is not metadata:

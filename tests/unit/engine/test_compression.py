@@ -42,6 +42,11 @@ def in_one_allocation(folder: Path, block_size: int | None = None) -> LoadedMode
     return found
 
 
+def bits(model: LoadedModel) -> torch.Tensor:
+    """What all layers' caches hold; NaN, too."""
+    return torch.stack([attention.kv_cache.view(torch.int32) for attention in model.decoder.attentions])
+
+
 @pytest.mark.parametrize("allocator", ["uniform", "ada", "pyramid", "ada_pyramid"])
 @pytest.mark.parametrize("scorer", ["window", "critical"])
 def test_what_is_read_after_eviction_is_what_was_kept(
@@ -91,33 +96,25 @@ def test_kv_is_untouched_where_it_is_kept_whole(
     compression = Compression(model.decoder, model.cache)
     request = Request(model, "a", tokens, list(range(-(-tokens // size))), **options)
     request.blended(compression)
-    before = [attention.kv_cache.clone() for attention in model.decoder.attentions]
+    before = bits(model)
     done = compression.evict(request.order())
     assert done.whole is not None and reason in done.whole and not done.freed
-    after = [attention.kv_cache for attention in model.decoder.attentions]
-    assert all(a.view(torch.int32).equal(b.view(torch.int32)) for a, b in zip(before, after, strict=True))
+    assert torch.equal(bits(model), before)
 
 
-def test_prompt_that_was_not_blended_or_left_to_the_engine_is_kept_whole(model: LoadedModel) -> None:
+def test_prompt_that_is_kept_whole_says_why(model: LoadedModel) -> None:
     size = model.cache.block_size
     compression = Compression(model.decoder, model.cache)
     request = Request(model, "a", 6 * size, list(range(6)), kv_budget=3 * size)
     assert compression.evict(request.order()).whole == "it was not blended to its end"
-    request.blended(compression)
-    longer = replace(request.order(), tokens=6 * size + 40, block_ids=list(range(8)))
-    assert compression.evict(longer).whole == "the question is left to the engine"
-
-
-def test_prompt_without_a_question_or_with_unknown_blocks_is_kept_whole(model: LoadedModel) -> None:
-    size = model.cache.block_size
-    compression = Compression(model.decoder, model.cache)
-    request = Request(model, "a", 6 * size, list(range(6)), kv_budget=3 * size)
-    request.blended(compression)
-    assert compression.evict(replace(request.order(), block_ids=[])).whole == (
-        "its layers' blocks are not in one group"
-    )
+    for changed, reason in (
+        ({"tokens": 6 * size + 40, "block_ids": list(range(8))}, "the question is left to the engine"),
+        ({"block_ids": []}, "its layers' blocks are not in one group"),
+    ):
+        request.blended(compression)
+        assert compression.evict(replace(request.order(), **changed)).whole == reason
     recipe = Recipe("store", (("a", 3, 6 * size - 4),), request.options)
-    compression.window(BlendOrder("a", "", list(range(6 * size - 1)), request.blocks, 0, recipe))
+    compression.blending(BlendOrder("a", "", list(range(6 * size - 1)), request.blocks, 0, recipe))
     assert compression.evict(request.order()).whole == "no question stands behind the documents"
 
 
@@ -143,7 +140,7 @@ def test_error_leaves_the_kv_of_the_prompt(
     compression = Compression(model.decoder, model.cache)
     request = Request(model, "a", 6 * size, list(range(6)), kv_budget=3 * size)
     request.blended(compression)
-    before = [attention.kv_cache.clone() for attention in model.decoder.attentions]
+    before = bits(model)
     write, written = HeadPages.write, []
 
     def fails(*arguments: Any) -> None:
@@ -158,8 +155,7 @@ def test_error_leaves_the_kv_of_the_prompt(
         done = compression.evict(request.order())
     assert done.whole == "MemoryError: no room" and not done.freed
     assert written or where == "reading"
-    after = [attention.kv_cache for attention in model.decoder.attentions]
-    assert all(a.view(torch.int32).equal(b.view(torch.int32)) for a, b in zip(before, after, strict=True))
+    assert torch.equal(bits(model), before)
 
 
 def test_layers_with_kv_apart_are_not_compressed(model: LoadedModel) -> None:

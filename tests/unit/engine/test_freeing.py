@@ -120,21 +120,6 @@ def test_request_preempted_before_the_report_finds_none_of_what_was_evicted(mana
     assert manager.get_computed_blocks(request("a", 10 * BLOCK + 5))[1] == 0
 
 
-def test_ten_times_the_pool_passes_through(manager: KVCacheManager) -> None:
-    half = freeing(manager)
-    running: list[Request] = []
-    for number in range(10 * BLOCKS // 11):
-        if free_blocks(manager) < 11:
-            manager.free(running.pop(0))
-        found = started(manager, str(number), 10 * BLOCK + 5)
-        half.received(found.request_id, evicted(half, found), None)
-        running.append(found)
-    assert len(running) > 8, "without eviction, three"
-    for found in running:
-        manager.free(found)
-    assert free_blocks(manager) == BLOCKS - 1
-
-
 def test_prompt_is_evicted_after_its_first_token_and_only_when_asked(manager: KVCacheManager) -> None:
     half, found = freeing(manager), started(manager, "a", 100)
     half.allocated(Asked(found, Recipe("store", RECIPE.spans)), [[]], 1)

@@ -120,7 +120,7 @@ def test_what_is_read_of_a_page_is_what_was_written(dtype: torch.dtype) -> None:
     ids = pages.ids(1, np.array([5, 2]), 1)
     pages.write(1, ids, key, value)
     reader, rows = reader_of(pages), torch.tensor([3, 40, 63])
-    assert reader.keys(ids).equal(key) and reader.values(ids[1:]).equal(value[BLOCK:])
+    assert reader.whole(0, ids).equal(key) and reader.whole(1, ids[1:]).equal(value[BLOCK:])
     for read, written in zip(reader.rows(ids, rows), (key, value), strict=True):
         assert read.equal(written[rows])
 
@@ -138,7 +138,7 @@ def test_order_of_a_processors_pages_is_learnt(isa: str) -> None:
     key, value = torch.randn(2, BLOCK, SIZE).bfloat16()
     ids = pages.ids(2, np.array([9]), 0)
     pages.write(2, ids, key, value)
-    assert reader_of(pages).keys(ids).equal(key) and reader_of(pages).values(ids).equal(value)
+    assert reader_of(pages).whole(0, ids).equal(key) and reader_of(pages).whole(1, ids).equal(value)
 
 
 def test_backend_that_changes_numbers_is_not_read() -> None:
@@ -173,106 +173,35 @@ def test_page_has_one_owner(kept: int, seed: int) -> None:
         assert_each_has_one_owner(found, pages)
 
 
-class Prompt:
-    """A request's K and V in an engine's cache, and one query for each layer at each of its lengths."""
-
-    def __init__(self, length: int, dtype: torch.dtype = torch.float32) -> None:
-        torch.manual_seed(length)
-        self.modules, self.length = modules(dtype=dtype), length
-        found = HeadPages.of(self.modules)
-        assert found is not None
-        self.pages = found
-        self.blocks = torch.randperm(BLOCKS)[: -(-length // BLOCK)].tolist()
-        self.key, self.value = torch.randn(2, LAYERS, length, KV_HEADS, SIZE).to(dtype)
-        for layer in range(LAYERS):
-            self.write(layer, self.key[layer], self.value[layer], 0)
-
-    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor, at: int) -> None:
-        """As the engine does: by the request's blocks."""
-        slots = torch.tensor([self.blocks[p // BLOCK] * BLOCK + p % BLOCK for p in range(at, at + len(key))])
-        attention = self.modules[layer]
-        attention.impl.do_kv_cache_update(attention, key, value, attention.kv_cache, slots)
-
-    def stock(self, layer: int, query: torch.Tensor) -> torch.Tensor:
-        attention = self.modules[layer]
-        table = torch.tensor([self.blocks], dtype=torch.int32)
-        length = torch.tensor([self.length], dtype=torch.int32)
-        return attend(attention, query, attention.kv_cache, table, length)
-
-    def by_heads(self, layer: int, query: torch.Tensor, kept: KeptPages, first: int) -> torch.Tensor:
-        """Over what is kept of the blocks before ``first``, and the head's own page of every later one."""
-        tables, lengths = [], []
-        for head in range(KV_HEADS):
-            own = kept.table[layer, head, : kept.counts[layer, head]]
-            later = self.pages.ids(layer, np.array(self.blocks[first:]), head)
-            tables.append(torch.from_numpy(np.concatenate([own, later])).int())
-            lengths.append(len(own) * BLOCK + self.length - first * BLOCK)
-        table = torch.nn.utils.rnn.pad_sequence(tables, batch_first=True)
-        rows = query.view(KV_HEADS, GROUP, SIZE)
-        found = attend(
-            self.modules[layer], rows, self.pages.view, table, torch.tensor(lengths, dtype=torch.int32)
-        )
-        return found.view(query.shape)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("length", [33, 200, 320])
 def test_rows_that_are_shuffled_over_all_pages_change_no_output(length: int, dtype: torch.dtype) -> None:
     """Nothing is dropped: softmax does not ask in which order keys come."""
-    prompt = Prompt(length, dtype)
-    first = (length - 1) // BLOCK
+    torch.manual_seed(length)
+    found = modules(dtype=dtype)
+    pages = HeadPages.of(found)
+    assert pages is not None
+    blocks = torch.randperm(BLOCKS)[: -(-length // BLOCK)].numpy()
+    table, lengths = torch.from_numpy(blocks)[None].int(), torch.tensor([length], dtype=torch.int32)
+    slots = torch.tensor([blocks[at // BLOCK] * BLOCK + at % BLOCK for at in range(length)])
+    key, value = torch.randn(2, LAYERS, length, KV_HEADS, SIZE).to(dtype)
     query = torch.randn(LAYERS, 1, HEADS, SIZE).to(dtype)
-    before = [prompt.stock(layer, query[layer]) for layer in range(LAYERS)]
-    kept = KeptPages.of(prompt.pages, prompt.blocks[:first], np.full((LAYERS, KV_HEADS), first))
+    before = []
+    for attention, *kv, asked in zip(found, key, value, query, strict=True):
+        attention.impl.do_kv_cache_update(attention, *kv, attention.kv_cache, slots)  # as the engine does
+        before.append(attend(attention, asked, attention.kv_cache, table, lengths))
+    first = (length - 1) // BLOCK
+    kept = KeptPages.of(pages, blocks[:first], np.full((LAYERS, KV_HEADS), first))
     shuffled = kept.table.reshape(-1)[torch.randperm(kept.table.size).numpy()].reshape(kept.table.shape)
-    kept = KeptPages(kept.blocks, kept.counts, shuffled)
-    assert_each_has_one_owner(kept, prompt.pages)
     for layer in range(LAYERS):
         for head in range(KV_HEADS):
             order = torch.randperm(first * BLOCK)
-            parts = (part[layer, order, head] for part in (prompt.key, prompt.value))
-            prompt.pages.write(layer, kept.table[layer, head], *parts)
+            pages.write(layer, shuffled[layer, head], key[layer, order, head], value[layer, order, head])
+    own = np.arange(KV_HEADS)[:, None]
     tolerance = {"rtol": 1e-4, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 0.02, "atol": 0.01}
-    for layer in range(LAYERS):
-        found = prompt.by_heads(layer, query[layer], kept, first)
-        torch.testing.assert_close(found, before[layer], **tolerance)
-
-
-def test_blocks_that_are_given_back_are_not_read_and_later_ones_are() -> None:
-    """9 blocks compacted to 3, heads with 1 to 6 pages, then 70 more tokens by the engine's own writes."""
-    prompt = Prompt(8 * BLOCK + 5)
-    counts = np.array([[1, 6], [2, 1], [3, 5]])
-    first, keep = 8, 3
-    kept = KeptPages.of(prompt.pages, prompt.blocks[:keep], counts)
-    assert_each_has_one_owner(kept, prompt.pages)
-    chosen = {}
-    for layer in range(LAYERS):
-        for head in range(KV_HEADS):
-            rows = torch.randperm(first * BLOCK)[: counts[layer, head] * BLOCK].sort().values
-            chosen[layer, head] = rows
-            parts = (part[layer, rows, head] for part in (prompt.key, prompt.value))
-            prompt.pages.write(layer, kept.table[layer, head, : counts[layer, head]], *parts)
-    for attention in prompt.modules:  # another request's now
-        attention.kv_cache[prompt.blocks[keep:first]] = torch.nan
-    free = [block for block in range(BLOCKS) if block not in prompt.blocks]
-    for _ in range(70):
-        if prompt.length % BLOCK == 0:
-            prompt.blocks.append(free.pop())
-        fresh = torch.randn(2, LAYERS, 1, KV_HEADS, SIZE)
-        prompt.key, prompt.value = (
-            torch.cat([old, new], 1) for old, new in zip((prompt.key, prompt.value), fresh, strict=True)
-        )
-        for layer in range(LAYERS):
-            prompt.write(layer, *fresh[:, layer], prompt.length)
-        prompt.length += 1
-        layer = prompt.length % LAYERS
-        query = torch.randn(1, HEADS, SIZE)
-        found = prompt.by_heads(layer, query, kept, first)
-        for head in range(KV_HEADS):
-            rows = torch.cat([chosen[layer, head], torch.arange(first * BLOCK, prompt.length)])
-            key, value = prompt.key[layer, rows, head], prompt.value[layer, rows, head]
-            own = query[0].view(KV_HEADS, GROUP, SIZE)[head]
-            expected = (own @ key.T * SIZE**-0.5).softmax(-1) @ value
-            torch.testing.assert_close(
-                found[0].view(KV_HEADS, GROUP, SIZE)[head], expected, rtol=1e-3, atol=1e-4
-            )
+    for layer, attention in enumerate(found):
+        of_heads = np.concatenate([shuffled[layer], pages.ids(layer, blocks[first:], own)], 1)
+        by_heads = query[layer].view(KV_HEADS, GROUP, SIZE)
+        table = torch.from_numpy(of_heads).int()
+        after = attend(attention, by_heads, pages.view, table, lengths.repeat(KV_HEADS))
+        torch.testing.assert_close(after.view(1, HEADS, SIZE), before[layer], **tolerance)
