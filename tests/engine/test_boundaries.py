@@ -72,13 +72,6 @@ def _full_reuse(model_dir: Path, prompt: Prompt) -> torch.Tensor:
     return torch.log_softmax(logits, -1)
 
 
-def test_ratio_0_is_the_selector_none(bench: Bench) -> None:
-    prompt = bench.prompt(bench.pieces[:4])
-    zero, none = bench.blended(prompt, TEXT, ratio=0.0), bench.blended(prompt, TEXT, selector="none")
-    assert zero.token_ids == none.token_ids
-    assert zero.logprobs == none.logprobs
-
-
 @pytest.mark.parametrize("ratio", [0.0, 0.15, 1.0])
 def test_one_chunk_at_position_0_is_plain_prefix_reuse_at_any_ratio(bench: Bench, ratio: float) -> None:
     prompt = Prompt().cached(bench.pieces[3]).fresh(bench.encode("\n\nThe package is"))

@@ -78,18 +78,6 @@ def test_blend_beside_an_answer_gives_what_it_gives_alone(bench: Bench, selector
     assert distance(sliced, whole) < 1e-3
 
 
-def test_running_answer_goes_on_while_a_prompt_is_blended(bench: Bench) -> None:
-    prompt = bench.prompt(bench.pieces[:12])
-    bench.reset()
-
-    async def tokens_meanwhile(pieces: list[Delta]) -> int:
-        before = len(pieces)
-        await ask(bench, prompt, bench.recipe(prompt, ratio=0.3))
-        return len(pieces) - before
-
-    assert beside(bench, tokens_meanwhile) > 5
-
-
 def test_running_answer_goes_on_while_chunks_are_prefilled(own_bench: Bench) -> None:
     again = [piece._replace(key=f"again {piece.key}") for piece in own_bench.pieces]  # computed, and not kept
 
@@ -153,18 +141,6 @@ def test_running_answer_does_not_wait_for_a_slow_disk(bench: Bench, tmp_path: Pa
     assert tokens > 10
     assert delta.report and not delta.report.problem
     assert distance(delta, alone) < 1e-3
-
-
-def test_blends_that_arrive_together_leave_each_other_alone(bench: Bench) -> None:
-    prompts = [bench.prompt(bench.pieces[at : at + 4]) for at in (0, 4, 8)]
-    alone = [bench.blended(prompt) for prompt in prompts]
-    bench.reset()
-
-    async def together(_: list[Delta]) -> list[Delta]:
-        return list(await asyncio.gather(*(ask(bench, p, bench.recipe(p)) for p in prompts)))
-
-    for one, other in zip(beside(bench, together), alone, strict=True):
-        assert distance(one, other) < 1e-3
 
 
 def test_request_that_gives_up_while_it_is_blended_gives_back_its_blocks(bench: Bench) -> None:

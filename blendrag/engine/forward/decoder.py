@@ -44,8 +44,7 @@ class Rows:
         return Rows(self.positions, self.states.clone(), residual)
 
     def joined(self, parts: Sequence[Rows]) -> Rows:
-        """Return these rows behind a layer that was computed in several parts, or what one part leaves of
-        them."""
+        """Return these rows behind a layer computed in several parts, or what one part leaves of them."""
         if len(parts) == 1:
             return parts[0]
         residuals = [part.residual for part in parts if part.residual is not None]

@@ -62,8 +62,7 @@ class KVLayers:
         return dtype_of(self.vllm_config)
 
     def rotate_keys(self, layer: int, positions: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        """Return ``key``, K before RoPE, [n, kv_heads, head_size], moved to ``positions``. May overwrite
-        ``key``."""
+        """Return K before RoPE, [n, kv_heads, head_size], moved to ``positions``. May overwrite it."""
         rotary = self.rotaries[layer]
         if rotary is None:
             return key

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import torch
 
@@ -46,11 +45,10 @@ class PageOrder:
         few times faster than single numbers."""
         order = self.at[part]
         sizes, steps, first = [], [], int(order[0, 0])
-        along: tuple[Callable[[int], Any], ...] = (lambda at: order[at, 0], lambda at: order[0, at])
-        for count, entry in zip(order.shape, along, strict=True):
-            for digit, at in _digits(count):
+        for entries in (order[:, 0], order[0]):
+            for digit, at in _digits(len(entries)):
                 sizes.append(digit)
-                steps.append(int(entry(at)) - first)
+                steps.append(int(entries[at]) - first)
         lead = pages.shape[:-1]
         start = pages.storage_offset() + first
         lines = pages.as_strided((*lead, *sizes), (*pages.stride()[:-1], *steps), start)
@@ -58,8 +56,7 @@ class PageOrder:
 
 
 def _digits(count: int) -> list[tuple[int, int]]:
-    """Return the digits of numbers below ``count``, in base 2 except the highest: the count and the worth of
-    each."""
+    """Return count and worth of each digit of numbers below ``count``, in base 2 except the highest."""
     low = (count & -count).bit_length() - 1  # how often it can be divided by two
     twos = [(2, 1 << bit) for bit in reversed(range(low))]
     return [(count >> low, 1 << low), *twos] if count >> low > 1 else twos

@@ -72,8 +72,7 @@ class PagedCache(KVBlocks):
 
     @property
     def by_kernel(self) -> bool:
-        """Return whether all rows attend by our kernel for GPUs. On a CPU the others attend through the
-        backend, as runs."""
+        """Return whether all rows attend by our kernel for GPUs. On a CPU others attend by the backend."""
         return self.device.type != "cpu"
 
     @property
@@ -167,8 +166,7 @@ class PagedCache(KVBlocks):
         return Pages(self, attended, tables)
 
     def scratch(self, lengths: Sequence[int]) -> Pages:
-        """Return room for sequences of these lengths apart from the engine's: for one layer at a time, any of
-        them."""
+        """Return room apart from the engine's for sequences of these lengths: of one layer at a time."""
         return Pages(self, self._apart(lengths))
 
     def _apart(self, lengths: Sequence[int]) -> list[_Table]:
@@ -177,13 +175,10 @@ class PagedCache(KVBlocks):
         return [by_size[group.block_size] for group in self.groups]
 
     def _scratch(self, lengths: Sequence[int], size: int) -> _Table:
-        table = np.zeros((len(lengths), -(-max(lengths) // size)), np.int64)
-        first = 0
-        for row, length in enumerate(lengths):
-            count = -(-length // size)
-            table[row, :count] = range(first, first + count)
-            first += count
-        return _Table(self.device, table, size, scratch=first)
+        counts = np.array([-(-length // size) for length in lengths])
+        table = np.zeros((len(lengths), counts.max()), np.int64)
+        table[np.arange(table.shape[1]) < counts[:, None]] = np.arange(counts.sum())
+        return _Table(self.device, table, size, scratch=int(counts.sum()))
 
 
 def _leading_nulls(block_ids: Sequence[int]) -> int:
@@ -295,8 +290,7 @@ class Pages:
         return ScatteredRows(torch.from_numpy(positions[:first]), table.on_device[0], order, self._room), rest
 
     def attend(self, layer: int, query: torch.Tensor, addresses: Addresses) -> torch.Tensor:
-        """Return the attention of ``query``, [n, heads, head_size], over K and V that are written; same
-        shape."""
+        """Return the attention of ``query``, [n, heads, head_size], over what is written; same shape."""
         attention, at = self._cache.attentions[layer], addresses[self._cache.group[layer]]
         memory = self._of(layer)
         if isinstance(at, list):

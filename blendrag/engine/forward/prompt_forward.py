@@ -1,5 +1,4 @@
-"""The forward of a prompt's rows through the model's layers, in pieces, into its pages: both passes of a
-blend use it."""
+"""The forward of a prompt's rows through the model's layers, in pieces, into its pages."""
 
 from __future__ import annotations
 

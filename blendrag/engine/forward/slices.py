@@ -57,8 +57,7 @@ class Pace:
         self._idle = idle
 
     def pause(self, rows: int) -> bool:
-        """Return whether to pause after a piece of so many ``rows``: another one would overshoot the
-        slice."""
+        """Return whether to pause after a piece of so many rows: another would overshoot the slice."""
         now = time.perf_counter()
         taken, self._asked = now - self._asked, now
         fitting = int(min(rows * self._piece_s / max(taken, 1e-6), _MAX_ROWS))

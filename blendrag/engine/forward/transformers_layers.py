@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -57,19 +57,11 @@ class TransformersDecoder(WholeLayerDecoder):
     def _learn(self, call: Mapping[str, Any], positions: torch.Tensor) -> None:
         if _STATES not in call or _ANGLES not in call:
             raise ModelNotSupportedError(f"its layers take {', '.join(call)}")
-        self._states_name, self._positions_name, self._takes_residual = _STATES, "position_ids", False
-
-    @property
-    def _given(self) -> Sequence[str]:
-        return _STATES, "position_ids", _ANGLES, _MASK
-
-    def _flat(self, states: torch.Tensor) -> torch.Tensor:
-        return states[0]
+        self._states_name, self._given = _STATES, {_STATES, "position_ids", _ANGLES, _MASK}
 
     @torch.inference_mode()
     def _read_rotaries(self) -> list[Any | None]:
-        """Return the RoPE of each layer, at all positions of the model's window; None of one that ignores the
-        angles it is given."""
+        """Return each layer's RoPE, at all positions of the window; None of one that ignores its angles."""
         device = next(self.model.parameters()).device
         longest = self.vllm_config.model_config.max_model_len
         read: list[list[tuple[torch.Tensor, torch.Tensor]]] = []
@@ -110,7 +102,8 @@ class TransformersDecoder(WholeLayerDecoder):
 
         states = torch.linspace(-1, 1, call[_STATES].numel()).view(call[_STATES].shape).to(call[_STATES])
         with self.kv[layer].attending(catch), layer_context(self.vllm_config, 2):
-            for angles in (call[_ANGLES], _no_angles(*call[_ANGLES])):
+            cos, sin = call[_ANGLES]
+            for angles in ((cos, sin), (torch.ones_like(cos), torch.zeros_like(sin))):
                 self.layers[layer](**{**call, _STATES: states, _ANGLES: angles})
         return not torch.equal(*keys)
 
@@ -139,7 +132,3 @@ class TransformersDecoder(WholeLayerDecoder):
 
         with self.kv[layer].attending(project):
             yield
-
-
-def _no_angles(cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.ones_like(cos), torch.zeros_like(sin)

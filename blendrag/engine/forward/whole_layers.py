@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,13 +30,12 @@ class WholeLayerDecoder(Decoder):
         for call in calls:
             by_row = self._by_row(call, positions.device)
             more.append(by_row)
-            self._others.append({n: v for n, v in call.items() if n not in {*self._given, *by_row}})
+            self._others.append({n: v for n, v in call.items() if n not in self._given | by_row.keys()})
         states: torch.Tensor = calls[0][self._states_name]
-        return Rows(positions, self._flat(states), None, tuple(more) if any(more) else ())
+        return Rows(positions, states.flatten(0, -2), None, tuple(more) if any(more) else ())
 
     def calls(self, token_ids: torch.Tensor, positions: torch.Tensor) -> list[dict[str, Any]]:
-        """Return the arguments by name that the model's own forward gives to each of its layers. No layer is
-        computed."""
+        """Return what the model's own forward gives each layer, by name. No layer is computed."""
         pairs = "residual" in inspect.signature(self.layers[0].forward).parameters
         try:
             found = self._recorded(token_ids, positions, pairs)
@@ -78,6 +77,7 @@ class WholeLayerDecoder(Decoder):
         return found
 
     def _learn(self, call: Mapping[str, Any], positions: torch.Tensor) -> None:
+        """Learn which arguments change with the rows: the others are as they were in the model's own call."""
         at = [name for name, value in call.items() if value is positions]
         states = [name for name, value in call.items() if _is_float(value) and name != "residual"]
         if len(at) != 1 or not states:
@@ -85,12 +85,8 @@ class WholeLayerDecoder(Decoder):
         if (shape := call[states[0]].shape)[:1] != positions.shape:  # AltUp: several streams of rows
             raise ModelNotSupportedError(f"its layers pass on {(*shape,)} of {positions.numel()} tokens")
         self._positions_name, self._states_name = at[0], states[0]
+        self._given = {at[0], states[0], "residual"}
         self._takes_residual = "residual" in call
-
-    @property
-    def _given(self) -> Sequence[str]:
-        """Return the names of arguments that are not as they were in the model's own call."""
-        return self._positions_name, self._states_name, "residual"
 
     def _by_row(self, call: Mapping[str, Any], positions: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return the further arguments of a call that have a row for each of these positions."""
@@ -99,10 +95,6 @@ class WholeLayerDecoder(Decoder):
             for name, value in call.items()
             if name not in self._given and _is_float(value) and value.shape[:1] == positions.shape
         }
-
-    def _flat(self, states: torch.Tensor) -> torch.Tensor:
-        """Return the residual stream as [rows, hidden_size]."""
-        return states
 
     def prefill_layer(self, layer: int, rows: Rows, attention: Attention, raw_keys: bool = False) -> Rows:
         kept: list[Indices | None] = []

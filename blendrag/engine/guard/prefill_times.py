@@ -1,5 +1,4 @@
-"""Both halves of timing the engine's own prefills, which the scheduler's process sees the begin and end
-of."""
+"""Both halves of timing the engine's own prefills, which the scheduler sees begin and end."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Executor, Future, wait
 from dataclasses import dataclass, field
@@ -11,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from blendrag.engine.forward.prompt_forward import LoadedModel
+from blendrag.engine.forward.prompt_forward import LoadedModel, Stopwatch
 from blendrag.engine.hooks import WorkerHook
 from blendrag.engine.ingest.chunk_prefill import ChunkPrefill, ChunkTokens
 from blendrag.engine.jobs import POLL_S, by_owner
@@ -147,8 +146,7 @@ class Ingest(WorkerHook):
         return self._filling[store]
 
     def _drained(self, filling: _Filling) -> Generator[bool, None, int]:
-        """Wait for all writes that were begun, and return their bytes. Raises the first one's error once all
-        have ended."""
+        """Wait for all writes that were begun. Returns their bytes; raises the first error after them."""
         writes = tuple(filling.writes)
         while self._ranks.choose(bool(wait(writes, timeout=POLL_S).not_done)):
             yield True
@@ -159,12 +157,12 @@ class Ingest(WorkerHook):
 
 def _timed(work: Generator[None, None, T]) -> Generator[None, None, tuple[float, T]]:
     """Run the work. Returns the seconds that it took, without pauses, and its result."""
-    seconds = 0.0
+    watch = Stopwatch()
     while True:
-        begin = time.perf_counter()
         try:
             next(work)
         except StopIteration as end:
-            return seconds + time.perf_counter() - begin, end.value
-        seconds += time.perf_counter() - begin
+            return watch.total_s, end.value
+        watch.pause()
         yield
+        watch.resume()

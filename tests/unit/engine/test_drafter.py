@@ -31,9 +31,9 @@ LAYERS, BLOCK = 4, 32
 METHODS = ["eagle", "eagle3", "draft_model"]
 
 
-@pytest.fixture(params=METHODS)
-def model(request: pytest.FixtureRequest, tmp_path: Path) -> LoadedModel:
-    return small_model(tmp_path / "model", LAYERS, block_size=BLOCK, drafts=request.param)
+@pytest.fixture(scope="module", params=METHODS)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    return small_model(tmp_path_factory.mktemp("model"), LAYERS, block_size=BLOCK, drafts=request.param)
 
 
 def stored_as(model: LoadedModel) -> DraftLayers:

@@ -128,6 +128,27 @@ def is_refused(pace: Pace) -> Sliced:
 
 
 RIGHT = [*range(PROMPT, PROMPT + ANSWER)]
+GIVEN: Any = SimpleNamespace(get_block_ids=lambda: ([1, 2, 3],))
+
+
+def hear(scheduler: BlendConnector, name: str, report: BlendReport) -> None:
+    """Have the scheduler's half hear this of a request from the worker's."""
+    reports = connector.BlendReports({name: report})
+    scheduler.update_connector_output(
+        SimpleNamespace(kv_connector_worker_meta=reports, invalid_block_ids=set())
+    )
+
+
+def told(scheduler: BlendConnector, **tokens: int) -> Any:
+    """What a step says to the workers that computes so many tokens of requests."""
+    cached = SimpleNamespace(req_ids=[], new_block_ids=[], resumed_req_ids=set())
+    step = SimpleNamespace(
+        num_scheduled_tokens=tokens,
+        finished_req_ids=set(),
+        scheduled_cached_reqs=cached,
+        preempted_req_ids=None,
+    )
+    return scheduler.build_connector_meta(step)
 
 
 @pytest.mark.parametrize("blocks", KINDS)
@@ -177,9 +198,8 @@ def test_tokens_are_counted_as_the_engines_only_if_it_has_computed_them(
 ) -> None:
     """Not of a blend that still runs when its request ends, but also those a preempted one finds again."""
     scheduler = BlendConnector(config, KVConnectorRole.SCHEDULER, BLOCKS)
-    given: Any = SimpleNamespace(get_block_ids=lambda: ([1, 2, 3],))
     one = request(**more)
-    scheduler.update_state_after_alloc(one, given, scheduler.get_num_new_matched_tokens(one, 0)[0] or 0)
+    scheduler.update_state_after_alloc(one, GIVEN, scheduler.get_num_new_matched_tokens(one, 0)[0] or 0)
     one.num_computed_tokens = PROMPT
     if preempted:
         one.num_preemptions = 1
@@ -228,24 +248,13 @@ def test_failed_prefix_is_stored_once_the_request_comes_again(config: Any) -> No
     scheduler = BlendConnector(config, KVConnectorRole.SCHEDULER, BLOCKS)
     path = PrefixPath("tree", (("held", 200), ("next", 280)), 1, 2).transfer_params("ticket")
     sampling = SamplingParams(max_tokens=1, extra_args={"kv_transfer_params": path})
-    one, blocks = Request("one", list(range(PROMPT)), sampling, None), ([1, 2, 3],)
-    given: Any = SimpleNamespace(get_block_ids=lambda: blocks)
+    one = Request("one", list(range(PROMPT)), sampling, None)
     assert scheduler.get_num_new_matched_tokens(one, 0)[0] == 200
-    scheduler.update_state_after_alloc(one, given, 200)
-    reports = connector.BlendReports({"one": BlendReport.failed(RuntimeError("it is missing"), 0)})
-    output = SimpleNamespace(kv_connector_worker_meta=reports, invalid_block_ids=set())
-    scheduler.update_connector_output(output)
+    scheduler.update_state_after_alloc(one, GIVEN, 200)
+    hear(scheduler, "one", BlendReport.failed(RuntimeError("it is missing"), 0))
     assert scheduler.get_num_new_matched_tokens(one, 0)[0] == 0
-    scheduler.update_state_after_alloc(one, given, 0)
-    cached = SimpleNamespace(req_ids=[], new_block_ids=[], resumed_req_ids=set())
-    step = SimpleNamespace(
-        num_scheduled_tokens={"one": PROMPT},
-        finished_req_ids=set(),
-        scheduled_cached_reqs=cached,
-        preempted_req_ids=None,
-    )
-    metadata: Any = scheduler.build_connector_meta(step)
-    assert metadata.of("prefixes").others == []
+    scheduler.update_state_after_alloc(one, GIVEN, 0)
+    assert told(scheduler, one=PROMPT).of("prefixes").others == []
 
 
 def test_stream_of_a_prompt_that_the_scheduler_refuses_is_told_why(config: Any) -> None:
@@ -253,38 +262,30 @@ def test_stream_of_a_prompt_that_the_scheduler_refuses_is_told_why(config: Any) 
     scheduler = BlendConnector(config, KVConnectorRole.SCHEDULER, BLOCKS)
     worker = BlendConnector(config, KVConnectorRole.WORKER, BLOCKS)
     worker.bind(plane(lambda order, pace: succeeds(pace)))
-    given: Any = SimpleNamespace(get_block_ids=lambda: ([1, 2, 3],))
     first, second = request(), request()
     second.request_id = "two"
-    scheduler.update_state_after_alloc(first, given, scheduler.get_num_new_matched_tokens(first, 0)[0] or 0)
-    reports = connector.BlendReports({"one": BlendReport.failed(MemoryError("none left"))})
-    output = SimpleNamespace(kv_connector_worker_meta=reports, invalid_block_ids=set())
-    scheduler.update_connector_output(output)
+    scheduler.update_state_after_alloc(first, GIVEN, scheduler.get_num_new_matched_tokens(first, 0)[0] or 0)
+    hear(scheduler, "one", BlendReport.failed(MemoryError("none left")))
     assert scheduler.get_num_new_matched_tokens(second, 0)[0] == 0
-    scheduler.update_state_after_alloc(second, given, 0)
-    step = SimpleNamespace(num_scheduled_tokens={}, finished_req_ids=set(), preempted_req_ids=None)
-    step.scheduled_cached_reqs = SimpleNamespace(req_ids=[], new_block_ids=[], resumed_req_ids=set())
-    worker.bind_connector_metadata(scheduler.build_connector_meta(step))
+    scheduler.update_state_after_alloc(second, GIVEN, 0)
+    worker.bind_connector_metadata(told(scheduler))
     bound: Any = worker._data_plane
-    told = bound.reports.get("ticket")
-    assert told is not None and told.cause == "memory" and "just run out" in str(told.fallback)
+    report = bound.reports.get("ticket")
+    assert report is not None and report.cause == "memory" and "just run out" in str(report.fallback)
 
 
 @pytest.mark.parametrize("grows", [False, True])
 def test_growth_is_not_counted_as_requests(config: Any, grows: bool) -> None:
     """What it loads, and what it computes; of others, both are."""
     scheduler = BlendConnector(config, KVConnectorRole.SCHEDULER, BLOCKS)
-    given: Any = SimpleNamespace(get_block_ids=lambda: ([1, 2, 3],))
     for name, claimed in (("one", 200), ("two", 0)):
         path = PrefixPath("tree", (("held", 200),), 1, 1, grows).transfer_params("ticket")
         sampling = SamplingParams(max_tokens=1, extra_args={"kv_transfer_params": path})
         one = Request(name, list(range(PROMPT)), sampling, None)
-        scheduler.update_state_after_alloc(one, given, claimed)
+        scheduler.update_state_after_alloc(one, GIVEN, claimed)
         one.num_computed_tokens = PROMPT
         if claimed:
-            reports = connector.BlendReports({name: BlendReport(exact=claimed)})
-            output = SimpleNamespace(kv_connector_worker_meta=reports, invalid_block_ids=set())
-            scheduler.update_connector_output(output)
+            hear(scheduler, name, BlendReport(exact=claimed))
         scheduler.request_finished(one, [1, 2, 3])
     stats = scheduler.get_kv_connector_stats()
     counted = stats.data["blendrag_requests"] if stats else {}

@@ -58,12 +58,9 @@ def test_window_cap_and_sinks_of_a_layer_are_kept(backend: type[AttentionBackend
     other = scores_of(module(backend, per_layer_sliding_window=9, logits_soft_cap=30.0))
     assert other is not None and not other.bare
     assert (other.scale, other.window, other.soft_cap, other.sinks) == (0.25, 9, 30.0, None)
-
-
-def test_sinks_of_a_layer_are_kept() -> None:
     sinks = torch.randn(HEADS)
-    scores = scores_of(module(TritonAttentionBackend, sinks=sinks))
-    assert scores is not None and not scores.bare and scores.sinks is sinks
+    of_sinks = scores_of(module(TritonAttentionBackend, sinks=sinks))
+    assert of_sinks is not None and not of_sinks.bare and of_sinks.sinks is sinks
 
 
 def test_attention_that_sees_other_keys_is_not_taken_for_plain() -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from blendrag.engine.blend.blending import Choices
+from blendrag.engine.forward.prompt_forward import LoadedModel
 from blendrag.options import BlendOptions
 from chunked_prompt import BLOCK_IDS, ChunkedPrompt
 from small_decoder import small_model
@@ -15,17 +16,22 @@ from small_decoder import small_model
 BLOCK = 32
 
 
-@pytest.mark.parametrize("written", range(BLOCK, 8 * BLOCK, BLOCK))
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    return small_model(tmp_path_factory.mktemp("model"), 4, block_size=BLOCK)
+
+
+# Inside each of the chunks, early and late, and behind them.
+@pytest.mark.parametrize("written", [BLOCK, 3 * BLOCK, 5 * BLOCK, 6 * BLOCK, 7 * BLOCK])
 @pytest.mark.parametrize("selector", ["query", "query:shift=no", "none", "all"])
 @pytest.mark.parametrize("head", [0, BLOCK])
 @torch.inference_mode()
 def test_rest_behind_a_hit_is_blended_to_what_it_was(
-    tmp_path: Path, head: int, selector: str, written: int
+    model: LoadedModel, tmp_path: Path, head: int, selector: str, written: int
 ) -> None:
     """The same tokens are chosen, whatever is there: else the answer would hang on who asked before. head:
     tokens of an exact prefix."""
-    model, options = small_model(tmp_path / "model", 4, block_size=BLOCK), BlendOptions(0.3, selector)
-    choices = Choices()
+    options, choices = BlendOptions(0.3, selector), Choices()
     ChunkedPrompt(4).blend(model, tmp_path / "exact", BlendOptions(1.0))
     first = ChunkedPrompt(4).blend(model, tmp_path / "one", options, head, choices, head=head)
     whole = model.cache.read_blocks(BLOCK_IDS)
@@ -38,12 +44,8 @@ def test_rest_behind_a_hit_is_blended_to_what_it_was(
 
 
 @torch.inference_mode()
-def test_chunk_that_is_there_again_is_repaired_behind_a_hit(tmp_path: Path) -> None:
-    model, options, choices = (
-        small_model(tmp_path / "model", 4, block_size=BLOCK),
-        BlendOptions(0.3),
-        Choices(),
-    )
+def test_chunk_that_is_there_again_is_repaired_behind_a_hit(model: LoadedModel, tmp_path: Path) -> None:
+    options, choices = BlendOptions(0.3), Choices()
     without = ChunkedPrompt(4).blend(model, tmp_path / "one", options, choices=choices, stored=1)
     assert without.missing
     again = ChunkedPrompt(4).blend(model, tmp_path / "two", options, 3 * BLOCK, choices)

@@ -54,53 +54,44 @@ def finished(queue: BlendQueue, budget_s: float = ENOUGH_S, steps: int = 1) -> l
     return [one.order.request_id for one in done if one is not None]
 
 
-@pytest.fixture
-def work() -> Work:
-    return Work()
-
-
-def test_slice_ends_before_a_long_blend_does(work: Work) -> None:
+def queued(*names: str) -> tuple[Work, BlendQueue]:
+    work = Work()
     queue = BlendQueue(work.start)
-    queue.add([order("a")])
+    queue.add(map(order, names))
+    return work, queue
+
+
+def test_slice_ends_before_a_long_blend_does() -> None:
+    work, queue = queued("a")
     assert finished(queue, PIECE_S) == []
     assert 1 <= len(work.log) < work.pieces
     assert queue
 
 
-def test_first_token_leaves_before_the_next_blend_begins(work: Work) -> None:
-    queue = BlendQueue(work.start)
-    queue.add([order("a"), order("b")])
+def test_first_token_leaves_before_the_next_blend_begins() -> None:
+    work, queue = queued("a", "b")
     assert finished(queue) == ["a"]
     assert finished(queue, steps=3) == [] and "b" not in work.log
     assert finished(queue) == ["b"]
     assert not queue
 
 
-def test_blend_goes_on_however_small_the_budget(work: Work) -> None:
-    queue = BlendQueue(work.start)
-    queue.add([order("a")])
-    assert finished(queue, 0.0, steps=work.pieces + 1) == ["a"]
-
-
-def test_orders_are_blended_one_after_the_other(work: Work) -> None:
-    queue = BlendQueue(work.start)
-    queue.add([order("a"), order("b")])
+def test_orders_are_blended_one_after_the_other() -> None:
+    work, queue = queued("a", "b")
     while queue:
         queue.run(PIECE_S)
     assert work.log == ["a"] * work.pieces + ["b"] * work.pieces
 
 
-def test_failing_blend_leaves_the_next_one_alone(work: Work) -> None:
-    queue = BlendQueue(work.start)
-    queue.add([order("broken"), order("b")])
+def test_failing_blend_leaves_the_next_one_alone() -> None:
+    _, queue = queued("broken", "b")
     broken = queue.run(ENOUGH_S)
     assert broken and isinstance(broken.outcome, RuntimeError)
     assert finished(queue, steps=4) == ["b"]
 
 
-def test_cancelled_blend_gives_back_what_it_opened(work: Work) -> None:
-    queue = BlendQueue(work.start)
-    queue.add([order("a"), order("b"), order("c")])
+def test_cancelled_blend_gives_back_what_it_opened() -> None:
+    work, queue = queued("a", "b", "c")
     queue.run(0.0)
     gone = queue.cancel({"a", "b"})
     assert {one.request_id for one in gone} == {"a", "b"}
@@ -108,17 +99,15 @@ def test_cancelled_blend_gives_back_what_it_opened(work: Work) -> None:
     assert finished(queue) == ["c"]
 
 
-def test_blend_that_cannot_give_back_what_it_opened_ends_no_engine(work: Work) -> None:
-    queue = BlendQueue(work.start)
-    queue.add([order("stale"), order("b")])
+def test_blend_that_cannot_give_back_what_it_opened_ends_no_engine() -> None:
+    work, queue = queued("stale", "b")
     queue.run(0.0)
     assert [one.request_id for one in queue.cancel({"stale"})] == ["stale"] == work.left
     assert finished(queue) == ["b"]
 
 
-def test_blend_fails_when_its_store_closes(work: Work) -> None:
-    queue = BlendQueue(work.start)
-    queue.add([order("a")])
+def test_blend_fails_when_its_store_closes() -> None:
+    work, queue = queued("a")
     queue.run(0.0)
     queue.stop("another store")
     assert not work.left

@@ -12,6 +12,7 @@ from blendrag.control.guard import LoadGuard
 from blendrag.engine.blend.blending import Choices
 from blendrag.engine.compat.groups import LayerGroup
 from blendrag.engine.compat.model import cache_of
+from blendrag.engine.forward.prompt_forward import LoadedModel
 from blendrag.engine.wire.report import BlendReport
 from blendrag.options import BlendOptions
 from blendrag.store.tiers import Tier
@@ -36,10 +37,10 @@ def behind(length: int) -> int:
 class Rig:
     """A model of each kind of layer, or with windows in all of them."""
 
-    def __init__(self, root: Path, windowed: Sequence[bool]) -> None:
-        self.root, self.windowed, self.prompt = root, windowed, ChunkedPrompt(len(windowed))
-        self.model = small_model(root / "model", len(windowed), block_size=BLOCK, windowed=windowed)
-        assert [bool(group.window) for group in self.model.cache.groups] == list(dict.fromkeys(windowed))
+    def __init__(self, root: Path, model: LoadedModel, windowed: Sequence[bool]) -> None:
+        self.root, self.model, self.windowed = root, model, windowed
+        self.prompt = ChunkedPrompt(len(windowed))
+        assert [bool(group.window) for group in model.cache.groups] == list(dict.fromkeys(windowed))
         self.tables = TABLES[: len(self.model.cache.groups)]
         self.blends = 0
 
@@ -69,9 +70,17 @@ class Rig:
             cache_of(attention).fill_(GARBAGE)
 
 
-@pytest.fixture(params=[LAYERS, (True,) * 3], ids=["some", "all"])
-def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Rig:
-    return Rig(tmp_path, request.param)
+@pytest.fixture(scope="module", params=[LAYERS, (True,) * 3], ids=["some", "all"])
+def model(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[LoadedModel, Sequence[bool]]:
+    folder, windowed = tmp_path_factory.mktemp("model"), request.param
+    return small_model(folder, len(windowed), block_size=BLOCK, windowed=windowed), windowed
+
+
+@pytest.fixture
+def rig(model: tuple[LoadedModel, Sequence[bool]], tmp_path: Path) -> Rig:
+    return Rig(tmp_path, *model)
 
 
 @pytest.mark.parametrize("idle", [True, False], ids=["whole", "in pieces"])
