@@ -15,13 +15,12 @@ from langchain_core.messages import (
     BaseMessage,
     ChatMessage,
     HumanMessage,
-    InvalidToolCall,
     RemoveMessage,
     ToolMessage,
     message_chunk_to_message,
 )
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
-from langchain_core.messages.tool import ToolCall, ToolCallChunk
+from langchain_core.messages.tool import invalid_tool_call, tool_call, tool_call_chunk
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 
 from blendrag.errors import BlendragWarning, ConfigError
@@ -186,37 +185,6 @@ def response_metadata(answer: Answer) -> dict[str, Any]:
     return metadata
 
 
-def tool_calls(answer: Answer) -> list[ToolCall]:
-    return [ToolCall(name=c.name, args=c.arguments, id=c.id, type="tool_call") for c in answer.tool_calls]
-
-
-def tool_call_chunks(answer: Answer) -> list[ToolCallChunk]:
-    """Return every call as one whole chunk: only a whole one is known to be a call."""
-    return [
-        ToolCallChunk(
-            name=c.name, args=json.dumps(c.arguments, ensure_ascii=False), id=c.id, index=index,
-            type="tool_call_chunk",
-        )
-        for index, c in enumerate(answer.tool_calls)
-    ]  # fmt: skip
-
-
-def invalid_tool_calls(answer: Answer) -> list[InvalidToolCall]:
-    return [
-        InvalidToolCall(name=None, args=c.text, id=None, error=c.reason, type="invalid_tool_call")
-        for c in answer.invalid_tool_calls
-    ]
-
-
-def invalid_tool_call_chunks(answer: Answer) -> list[ToolCallChunk]:
-    """Return every invalid call as a chunk: a line why it is none, then what came. LangChain completes a text
-    that begins as JSON to a call, and has no other place for the reason."""
-    return [
-        ToolCallChunk(name=None, args=f"{c.reason}\n{c.text}", id=None, index=index, type="tool_call_chunk")
-        for index, c in enumerate(answer.invalid_tool_calls, len(answer.tool_calls))
-    ]
-
-
 def _thinking(reasoning: str | None) -> dict[str, str]:
     """Return the thinking, where LangChain looks for the ``reasoning`` block of a message."""
     return {"reasoning_content": reasoning} if reasoning else {}
@@ -232,26 +200,42 @@ def _message(answer: Answer, usage: UsageMetadata) -> AIMessage:
     return AIMessage(
         content=answer.text,
         additional_kwargs=_thinking(answer.reasoning),
-        tool_calls=tool_calls(answer),
-        invalid_tool_calls=invalid_tool_calls(answer),
+        tool_calls=[tool_call(name=c.name, args=c.arguments, id=c.id) for c in answer.tool_calls],
+        invalid_tool_calls=[
+            invalid_tool_call(args=c.text, error=c.reason) for c in answer.invalid_tool_calls
+        ],
         usage_metadata=usage,
         response_metadata=response_metadata(answer),
     )
 
 
 def chat_chunks(piece: Piece) -> Iterator[ChatGenerationChunk]:
-    """Yield a piece of the answer; the last one has what is known of the whole. Invalid calls come before it:
-    of a message's last chunk, LangChain's events have no such calls."""
+    """Yield a piece of the answer, if it has something; the last one has what is known of the whole. Invalid
+    calls come before it: of a message's last chunk, LangChain's events have no such calls."""
     said: dict[str, Any] = {"content": piece.text, "additional_kwargs": _thinking(piece.reasoning)}
-    answer, last = piece.answer, dict[str, Any]()
-    if answer is not None:
-        last = {
-            "tool_call_chunks": tool_call_chunks(answer),
-            "usage_metadata": usage_metadata([answer]),
-            "response_metadata": response_metadata(answer),
-            "chunk_position": "last",
-        }
-        if invalid := invalid_tool_call_chunks(answer):
-            yield ChatGenerationChunk(message=AIMessageChunk(**said, tool_call_chunks=invalid))
-            said = {"content": ""}
-    yield ChatGenerationChunk(message=AIMessageChunk(**said, **last))
+    answer = piece.answer
+    if answer is None:
+        if piece.text or piece.reasoning:
+            yield ChatGenerationChunk(message=AIMessageChunk(**said))
+        return
+    # A line why it is no call, then what came: LangChain completes a text that begins as JSON to a call, and
+    # has no other place for the reason.
+    invalid = [
+        tool_call_chunk(args=f"{c.reason}\n{c.text}", index=index)
+        for index, c in enumerate(answer.invalid_tool_calls, len(answer.tool_calls))
+    ]
+    if invalid:
+        yield ChatGenerationChunk(message=AIMessageChunk(**said, tool_call_chunks=invalid))
+        said = {"content": ""}
+    calls = [  # whole ones: only those are known to be calls
+        tool_call_chunk(name=c.name, args=json.dumps(c.arguments, ensure_ascii=False), id=c.id, index=index)
+        for index, c in enumerate(answer.tool_calls)
+    ]
+    last = AIMessageChunk(
+        **said,
+        tool_call_chunks=calls,
+        usage_metadata=usage_metadata([answer]),
+        response_metadata=response_metadata(answer),
+        chunk_position="last",
+    )
+    yield ChatGenerationChunk(message=last)

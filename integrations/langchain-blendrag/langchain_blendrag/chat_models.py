@@ -230,8 +230,7 @@ class ChatBlend(BlendOverrides, InConversation):
         pieces = self.chat.stream(self._one_request(messages, stop, kwargs))
         with as_langchain_has_them(), contextlib.closing(pieces):
             for piece in pieces:
-                if piece.text or piece.reasoning or piece.answer:
-                    yield from _convert.chat_chunks(piece)
+                yield from _convert.chat_chunks(piece)
 
     async def _astream(
         self,
@@ -244,9 +243,8 @@ class ChatBlend(BlendOverrides, InConversation):
         with as_langchain_has_them():
             async with contextlib.aclosing(pieces):
                 async for piece in pieces:
-                    if piece.text or piece.reasoning or piece.answer:
-                        for chunk in _convert.chat_chunks(piece):
-                            yield chunk
+                    for chunk in _convert.chat_chunks(piece):
+                        yield chunk
 
     def speculate(self, input: LanguageModelInput, **kwargs: Any) -> Speculation:
         """Say what will be asked soon, if nothing changes: its answer may be begun, and kept back. Asking
