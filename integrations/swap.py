@@ -15,6 +15,7 @@ import argparse
 import os
 import re
 import statistics
+import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+sys.path.append(str(Path(__file__).parents[1] / "examples"))  # its embeddings
 
 SETTINGS = {"min_cached_tokens": 64, "max_tokens": 48}
 TEMPLATE = "Answer the question based only on the following context:\n{context}\n\nQuestion: {question}\n"
@@ -67,20 +69,11 @@ def packages(chunks: int, questions: int) -> tuple[list[str], list[str]]:
 
 def langchain(texts: list[str], folder: Path, top_k: int) -> tuple[Ask, Callable[[], None]]:
     from langchain_core.documents import Document
-    from langchain_core.embeddings import Embeddings
     from langchain_core.prompts import ChatPromptTemplate
     from langchain_core.runnables import RunnablePassthrough
 
     from langchain_blendrag import BlendChroma, ChatBlend
-
-    embed = embedder()
-
-    class MiniLM(Embeddings):
-        def embed_documents(self, texts: list[str]) -> list[list[float]]:
-            return embed(texts)
-
-        def embed_query(self, text: str) -> list[float]:
-            return embed([text])[0]
+    from langchain_embeddings import MiniLM
 
     llm = ChatBlend(kv_dir=folder / "kv", **SETTINGS)
     kb = BlendChroma("swap", MiniLM(), persist_directory=str(folder / "db"), llm=llm)
@@ -105,24 +98,13 @@ def langchain(texts: list[str], folder: Path, top_k: int) -> tuple[Ask, Callable
 def llama_index(texts: list[str], folder: Path, top_k: int) -> tuple[Ask, Callable[[], None]]:
     import chromadb
     from llama_index.core import StorageContext, VectorStoreIndex
-    from llama_index.core.base.embeddings.base import BaseEmbedding
     from llama_index.core.instrumentation import get_dispatcher
     from llama_index.core.instrumentation.event_handlers import BaseEventHandler
     from llama_index.core.schema import TextNode
 
     from llama_index.llms.blendrag import BlendChromaVectorStore, BlendLLM
     from llama_index.llms.blendrag.events import BlendCacheEvent
-
-    embed = embedder()
-
-    class MiniLM(BaseEmbedding):
-        def _get_text_embedding(self, text: str) -> list[float]:
-            return embed([text])[0]
-
-        _get_query_embedding = _get_text_embedding
-
-        async def _aget_query_embedding(self, query: str) -> list[float]:
-            return self._get_text_embedding(query)
+    from llamaindex_embeddings import MiniLM
 
     seen: list[dict[str, Any]] = []
 
@@ -149,13 +131,6 @@ def llama_index(texts: list[str], folder: Path, top_k: int) -> tuple[Ask, Callab
         return Reply(text, seen[0]["ttft_s"], seen[0])
 
     return ask, llm.close
-
-
-def embedder() -> Callable[[list[str]], list[list[float]]]:
-    from blendrag.embedder import Embedder
-    from blendrag.models import DEFAULT_EMBEDDER, resolve_embedder
-
-    return Embedder(resolve_embedder(DEFAULT_EMBEDDER), device="cpu").embed
 
 
 def compare(ask: Ask, questions: list[str]) -> list[tuple[Reply, Reply]]:
