@@ -71,9 +71,9 @@ def langchain(texts: list[str], folder: Path, top_k: int) -> tuple[Ask, Callable
     from langchain_core.documents import Document
     from langchain_core.prompts import ChatPromptTemplate
     from langchain_core.runnables import RunnablePassthrough
+    from langchain_embeddings import MiniLM
 
     from langchain_blendrag import BlendChroma, ChatBlend
-    from langchain_embeddings import MiniLM
 
     llm = ChatBlend(kv_dir=folder / "kv", **SETTINGS)
     kb = BlendChroma("swap", MiniLM(), persist_directory=str(folder / "db"), llm=llm)
@@ -101,10 +101,10 @@ def llama_index(texts: list[str], folder: Path, top_k: int) -> tuple[Ask, Callab
     from llama_index.core.instrumentation import get_dispatcher
     from llama_index.core.instrumentation.event_handlers import BaseEventHandler
     from llama_index.core.schema import TextNode
+    from llamaindex_embeddings import MiniLM
 
     from llama_index.llms.blendrag import BlendChromaVectorStore, BlendLLM
     from llama_index.llms.blendrag.events import BlendCacheEvent
-    from llamaindex_embeddings import MiniLM
 
     seen: list[dict[str, Any]] = []
 
