@@ -32,10 +32,10 @@ async def _all(parts: AsyncIterator[Any]) -> list[Any]:
 
 # The ways of a runnable to its answer: all parts that it gives.
 WAYS: dict[str, Callable[..., list[Any]]] = {
-    "invoke": lambda runnable, *given: [runnable.invoke(*given)],
-    "ainvoke": lambda runnable, *given: [asyncio.run(runnable.ainvoke(*given))],
-    "stream": lambda runnable, *given: [*runnable.stream(*given)],
-    "astream": lambda runnable, *given: asyncio.run(_all(runnable.astream(*given))),
+    "invoke": lambda asked, *given, **options: [asked.invoke(*given, **options)],
+    "ainvoke": lambda asked, *given, **options: [asyncio.run(asked.ainvoke(*given, **options))],
+    "stream": lambda asked, *given, **options: [*asked.stream(*given, **options)],
+    "astream": lambda asked, *given, **options: asyncio.run(_all(asked.astream(*given, **options))),
 }
 
 

@@ -97,7 +97,7 @@ class Process:
 
     def start(self) -> None:
         self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL)
-        for _ in range(1000):
+        for _ in range(6000):
             with suppress(OSError), socket.create_connection(self.address, timeout=1):
                 return
             assert self._process.poll() is None, "the server ended"

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import socket
 import subprocess
 import sys
-import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +19,7 @@ from blendrag.vectorstores.lance import Lance
 from blendrag.vectorstores.milvus import Milvus
 from blendrag.vectorstores.postgres import Postgres
 from blendrag.vectorstores.qdrant import Qdrant
-from places import free_port
+from servers import Process, running
 
 COLLECTION = "handbook"
 
@@ -37,27 +34,12 @@ class Running:
     url: str | None = None
 
 
-@contextmanager
-def chroma_server(folder: Path) -> Iterator[int]:
-    """A server of Chroma's, by its port."""
-    port = free_port()
-    chroma = Path(sys.executable).with_name("chroma")
-    command = [chroma, "run", "--path", folder, "--host", "127.0.0.1", "--port", str(port)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
-        try:
-            for _ in range(600):
-                with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-                    break
-                time.sleep(0.1)
-            yield port
-        finally:
-            server.terminate()
-
-
 def chroma(folder: Path, stack: ExitStack) -> Running:
     import chromadb
 
-    port = stack.enter_context(chroma_server(folder))
+    run = [str(Path(sys.executable).with_name("chroma")), "run", "--path", str(folder)]
+    server = Process(lambda port: [*run, "--host", "127.0.0.1", "--port", str(port)])
+    port = stack.enter_context(running(server)).port
     client = chromadb.HttpClient("127.0.0.1", port)
     collection = client.create_collection(COLLECTION, embedding_function=None)
 

@@ -215,22 +215,11 @@ def written(name: str) -> str:
 # -- the tests -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shape", [shape for shape in SHAPES.all if not shape.escaped], ids=str)
-def test_every_document_in_a_prompt_is_recognised(shape: Shape, rig: Rig) -> None:
-    shape.run(rig)
-    SHAPES.check(shape, rig.engine.asked, rig.llm._chat.library, NAMES)
-
-
-@pytest.mark.parametrize("shape", [shape for shape in SHAPES.all if shape.escaped], ids=str)
-def test_escaped_document_is_reused_from_the_next_prompt_on(shape: Shape, rig: Rig) -> None:
-    library = rig.llm._chat.library
-    shape.run(rig)
-    SHAPES.check(shape, rig.engine.asked, library, NAMES)
-    seen = len(rig.engine.asked)
-    for form in library.catalogue.pending():  # what the engine would do
-        library.catalogue.mark_ready(form.key, 1)
-    shape.run(rig)
-    SHAPES.check_again(shape, rig.engine.asked[seen:], library)
+@pytest.mark.parametrize("shape", SHAPES.all, ids=str)
+def test_every_document_is_recognised_and_an_escaped_one_from_the_next_prompt_on(
+    shape: Shape, rig: Rig
+) -> None:
+    SHAPES.check_run(shape, rig, rig.llm._chat.library, NAMES)
 
 
 def test_table_in_the_documentation_is_what_was_measured() -> None:

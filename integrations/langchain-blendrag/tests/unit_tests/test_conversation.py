@@ -20,7 +20,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 
 from blendrag.errors import BlendragWarning
 from langchain_blendrag import ChatBlend
-from scripted_engine import Scripted
+from langchain_rig import WAYS
 
 pytestmark = pytest.mark.filterwarnings(f"error::{BlendragWarning.__module__}.BlendragWarning")
 
@@ -30,10 +30,8 @@ THREAD: Any = {"configurable": {"thread_id": "t1"}}
 
 
 @pytest.fixture
-def llm(recorded_llm: ChatBlend, recorder: Any, monkeypatch: pytest.MonkeyPatch) -> ChatBlend:
-    engine = Scripted(recorded_llm.chat.library.tokenizer)
-    monkeypatch.setattr(recorder, "start", lambda progress=None: engine)
-    return ChatBlend(kv_dir=recorded_llm.kv_dir)
+def llm(make: Callable[..., ChatBlend]) -> ChatBlend:
+    return make()
 
 
 async def _drained(stream: Any) -> None:
@@ -41,48 +39,47 @@ async def _drained(stream: Any) -> None:
         pass
 
 
-WAYS: dict[str, Callable[..., Any]] = {
-    "invoke": lambda model, *more, **options: model.invoke(HI, *more, **options),
-    "stream": lambda model, *more, **options: [*model.stream(HI, *more, **options)],
-    "batch": lambda model, *more, **options: model.batch([HI], *more, **options),
-    "ainvoke": lambda model, *more, **options: asyncio.run(model.ainvoke(HI, *more, **options)),
-    "astream": lambda model, *more, **options: asyncio.run(_drained(model.astream(HI, *more, **options))),
-    "abatch": lambda model, *more, **options: asyncio.run(model.abatch([HI], *more, **options)),
-    "events": lambda model, *more, **options: asyncio.run(
-        _drained(model.astream_events(HI, *more, version="v2", **options))
+EVERY_WAY: dict[str, Callable[..., Any]] = {
+    **WAYS,
+    "batch": lambda model, messages, *more, **options: model.batch([messages], *more, **options),
+    "abatch": lambda model, messages, *more, **options: asyncio.run(
+        model.abatch([messages], *more, **options)
+    ),
+    "events": lambda model, *given, **options: asyncio.run(
+        _drained(model.astream_events(*given, version="v2", **options))
     ),
 }
-every_way = pytest.mark.parametrize("ask", [pytest.param(way, id=name) for name, way in WAYS.items()])
+every_way = pytest.mark.parametrize("ask", EVERY_WAY.values(), ids=EVERY_WAY)
 
 
 @every_way
 def test_option_of_a_call_or_a_binding_is_the_conversation(ask: Any, llm: ChatBlend, asked: Asked) -> None:
-    ask(llm, conversation="c1")
-    ask(llm.bind(conversation="c2"))
-    ask(llm.bind(conversation="c2"), conversation="c3")
-    ask(llm.bind(conversation="c2"), THREAD)
-    ask(llm)
+    ask(llm, HI, conversation="c1")
+    ask(llm.bind(conversation="c2"), HI)
+    ask(llm.bind(conversation="c2"), HI, conversation="c3")
+    ask(llm.bind(conversation="c2"), HI, THREAD)
+    ask(llm, HI)
     assert asked == ["c1", "c2", "c3", "c2", None]
 
 
 @every_way
 def test_conversation_of_a_config_is_read(ask: Any, llm: ChatBlend, asked: Asked) -> None:
-    ask(llm, THREAD)
-    ask(llm.with_config(THREAD))
-    ask(llm, {"configurable": {"thread_id": 7}})
-    ask(llm, {"configurable": {"session_id": "s1"}})
-    ask(llm, {"metadata": {"conversation_id": "m1"}})
-    ask(llm, {"metadata": {"thread_id": "m2"}, "configurable": {"thread_id": "t2"}})
-    ask(llm, {"configurable": {"user_id": "u1"}})
+    ask(llm, HI, THREAD)
+    ask(llm.with_config(THREAD), HI)
+    ask(llm, HI, {"configurable": {"thread_id": 7}})
+    ask(llm, HI, {"configurable": {"session_id": "s1"}})
+    ask(llm, HI, {"metadata": {"conversation_id": "m1"}})
+    ask(llm, HI, {"metadata": {"thread_id": "m2"}, "configurable": {"thread_id": "t2"}})
+    ask(llm, HI, {"configurable": {"user_id": "u1"}})
     assert asked == ["t1", "t1", "7", "s1", "m1", "t2", None]
 
 
 @every_way
 def test_conversation_of_a_chain_reaches_the_model_in_it(ask: Any, llm: ChatBlend, asked: Asked) -> None:
     chain = RunnableLambda(lambda messages: messages) | llm | StrOutputParser()
-    ask(chain, THREAD)
+    ask(chain, HI, THREAD)
     inner: Runnable[Any, Any] = RunnableLambda(lambda messages: llm.invoke(messages))  # no config handed on
-    ask(inner, THREAD)
+    ask(inner, HI, THREAD)
     assert asked == ["t1", "t1"]
 
 

@@ -84,22 +84,15 @@ def documents() -> list[Document]:
 
 
 @pytest.fixture
-def engine(recorded_llm: ChatBlend, recorder: Any, monkeypatch: pytest.MonkeyPatch) -> Scripted:
-    scripted = Scripted(recorded_llm.chat.library.tokenizer)
-    monkeypatch.setattr(recorder, "start", lambda progress=None: scripted)
+def begun(speaker: Scripted, recorder: Any, monkeypatch: pytest.MonkeyPatch) -> list[Future[None]]:
     monkeypatch.setattr(recorder, "idle", True, raising=False)
-    return scripted
+    return begins(speaker)
 
 
 @pytest.fixture
-def begun(engine: Scripted) -> list[Future[None]]:
-    return begins(engine)
-
-
-@pytest.fixture
-def llm(recorded_llm: ChatBlend, begun: list[Future[None]]) -> ChatBlend:
+def llm(make: Callable[..., ChatBlend], begun: list[Future[None]]) -> ChatBlend:
     """One that has learned nothing yet."""
-    return ChatBlend(kv_dir=recorded_llm.kv_dir)
+    return make()
 
 
 def chain(retriever: BaseRetriever, llm: Runnable[Any, Any]) -> Runnable[str, Any]:
@@ -131,7 +124,7 @@ def test_chain_asks_the_prompt_that_was_begun(
 
 
 def test_answer_to_other_documents_is_cancelled_and_discarded(
-    llm: ChatBlend, documents: list[Document], engine: Scripted, begun: list[Future[None]]
+    llm: ChatBlend, documents: list[Document], speaker: Scripted, begun: list[Future[None]]
 ) -> None:
     fast = Found(documents=documents)
     same = SpeculativeRetriever(llm=llm, prompt=asked, fast=fast, slow=Reranker(does=first_two), k=2)
@@ -140,7 +133,7 @@ def test_answer_to_other_documents_is_cancelled_and_discarded(
     assert other.invoke(QUESTION) == documents[:-3:-1] and begun[-1].cancelled()
     answer = llm.invoke(asked(documents[:-3:-1], QUESTION))
     assert speculation(answer) == "discarded"
-    assert documents[-1].page_content in decode(engine.tokenizer, engine.asked[-1].token_ids)
+    assert documents[-1].page_content in decode(speaker.tokenizer, speaker.asked[-1].token_ids)
 
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])
