@@ -30,6 +30,11 @@ async def _all(parts: AsyncIterator[Any]) -> list[Any]:
     return [part async for part in parts]
 
 
+async def awaited(result: Any) -> Any:
+    """What a method gives, asynchronous or not."""
+    return await result if hasattr(result, "__await__") else result
+
+
 # The ways of a runnable to its answer: all parts that it gives.
 WAYS: dict[str, Callable[..., list[Any]]] = {
     "invoke": lambda asked, *given, **options: [asked.invoke(*given, **options)],

@@ -198,22 +198,21 @@ def _out_of_files(*_: Any) -> KVReader:
 
 def checks_alone(ranks: Ranks) -> str | None:
     """A self-check during which one rank has no memory left."""
-    from blendrag.engine.worker import selfcheck
-
-    def forward_errors(*_: Any) -> tuple[float, float]:
-        if not ranks.first:
-            raise torch.OutOfMemoryError("on this rank alone")
-        return 0.0, 0.0
-
-    selfcheck.forward_errors = forward_errors
-    return selfcheck.unfit_reason(None, SimpleNamespace(has_kernel=False, rounds=False), ranks)  # type: ignore[arg-type]
+    return _unfit(ranks, None if ranks.first else torch.OutOfMemoryError("on this rank alone"))
 
 
 def checks_unknown_structure(ranks: Ranks) -> str | None:
+    return _unfit(ranks, AttributeError("no such norm"))
+
+
+def _unfit(ranks: Ranks, error: Exception | None) -> str | None:
+    """What a self-check says that ends with an error."""
     from blendrag.engine.worker import selfcheck
 
     def forward_errors(*_: Any) -> tuple[float, float]:
-        raise AttributeError("no such norm")
+        if error is not None:
+            raise error
+        return 0.0, 0.0
 
     selfcheck.forward_errors = forward_errors
     return selfcheck.unfit_reason(None, SimpleNamespace(has_kernel=False, rounds=False), ranks)  # type: ignore[arg-type]

@@ -16,51 +16,36 @@ from llama_index.core.tools import FunctionTool
 from pydantic import BaseModel
 
 from llama_index.llms.blendrag import BlendLLM
+from llamaindex_ways import every_way
 
 Asked = list[str | None]
 HELLO = [ChatMessage("Hello?")]
 
 
-def ask_all_ways(llm: BlendLLM, **options: Any) -> int:
+async def ask_all_ways(llm: BlendLLM, **options: Any) -> int:
     """How many requests that were."""
-
-    async def stream(pieces: Any) -> None:
-        async for _ in await pieces:
-            pass
-
-    async def asynchronously() -> None:
-        await llm.achat(HELLO, **options)
-        await stream(llm.astream_chat(HELLO, **options))
-        await llm.acomplete("Hello?", **options)
-        await stream(llm.astream_complete("Hello?", **options))
-
-    llm.chat(HELLO, **options)
-    list(llm.stream_chat(HELLO, **options))
-    llm.complete("Hello?", **options)
     llm.complete("Q: Hello?\nA:", formatted=True, **options)
-    list(llm.stream_complete("Hello?", **options))
-    asyncio.run(asynchronously())
-    return 9
+    return 1 + len(await every_way(llm, "Hello?", **options))
 
 
-def test_option_and_field_arrive_on_every_way(llm: BlendLLM, asked: Asked) -> None:
-    count = ask_all_ways(llm, conversation="c1")
+async def test_option_and_field_arrive_on_every_way(llm: BlendLLM, asked: Asked) -> None:
+    count = await ask_all_ways(llm, conversation="c1")
     assert asked == ["c1"] * count
     asked.clear()
     llm.conversation = "c2"
-    ask_all_ways(llm)
+    await ask_all_ways(llm)
     assert asked == ["c2"] * count
 
 
-def test_no_conversation_is_made_up_where_none_is_named(llm: BlendLLM, asked: Asked) -> None:
-    count = ask_all_ways(llm)
+async def test_no_conversation_is_made_up_where_none_is_named(llm: BlendLLM, asked: Asked) -> None:
+    count = await ask_all_ways(llm)
     assert asked == [None] * count
 
 
 @pytest.mark.parametrize("name", ["conversation", "session_id"])
-def test_tags_around_a_call_are_read(llm: BlendLLM, asked: Asked, name: str) -> None:
+async def test_tags_around_a_call_are_read(llm: BlendLLM, asked: Asked, name: str) -> None:
     with instrument_tags({name: 7}):
-        count = ask_all_ways(llm)
+        count = await ask_all_ways(llm)
     assert asked == ["7"] * count
 
 

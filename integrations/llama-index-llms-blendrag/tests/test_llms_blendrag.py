@@ -25,6 +25,7 @@ from blendrag.errors import BlendragError, ConfigError
 from blendrag.options import STEPS
 from llama_index.llms.blendrag import BlendLLM
 from llama_index.llms.blendrag.events import BlendCacheEvent
+from llamaindex_ways import every_way, text_of
 
 ANSWER = "The battery warranty lasts eight years."
 HELLO = [ChatMessage("You are kind.", role="system"), ChatMessage("Hello?")]
@@ -48,25 +49,6 @@ def test_metadata_is_the_models_own_and_starts_no_engine(
 
 
 # -- text ----------------------------------------------------------------------------------------------------
-
-
-async def every_way(llm: BlendLLM, prompt: str, **options: Any) -> dict[str, list[Any]]:
-    """All responses of each method that generates."""
-    messages = [ChatMessage(prompt)]
-    return {
-        "chat": [llm.chat(messages, **options)],
-        "complete": [llm.complete(prompt, **options)],
-        "stream_chat": list(llm.stream_chat(messages, **options)),
-        "stream_complete": list(llm.stream_complete(prompt, **options)),
-        "achat": [await llm.achat(messages, **options)],
-        "acomplete": [await llm.acomplete(prompt, **options)],
-        "astream_chat": [one async for one in await llm.astream_chat(messages, **options)],
-        "astream_complete": [one async for one in await llm.astream_complete(prompt, **options)],
-    }
-
-
-def text_of(response: Any) -> str:
-    return response.message.content if hasattr(response, "message") else response.text
 
 
 async def test_all_methods_ask_and_answer_the_same(llm: BlendLLM, scripted: Any) -> None:

@@ -10,7 +10,6 @@ import chromadb
 import pytest
 from llama_index.core import Document, MockEmbedding, PromptTemplate, StorageContext, VectorStoreIndex
 from llama_index.core.agent.workflow import FunctionAgent
-from llama_index.core.llms import ChatMessage
 from llama_index.core.node_parser import SentenceSplitter
 from llama_index.core.schema import QueryBundle
 from llama_index.core.tools import FunctionTool
@@ -19,6 +18,7 @@ from pydantic import BaseModel
 
 from llama_index.llms.blendrag import BlendChromaVectorStore, BlendLLM, warm
 from llama_index.llms.blendrag.events import BlendCacheEvent
+from llamaindex_ways import every_way, text_of
 
 pytestmark = pytest.mark.engine
 
@@ -59,31 +59,16 @@ def index(llm: BlendLLM, prose: str, tmp_path_factory: pytest.TempPathFactory) -
     )
 
 
-def text_of(response: Any) -> str:
-    return response.message.content if hasattr(response, "message") else response.text
-
-
 async def test_nine_methods_give_one_text(llm: BlendLLM) -> None:
-    messages = [ChatMessage("Name three colours.")]
-    whole = [
-        llm.chat(messages),
-        llm.complete("Name three colours."),
-        await llm.achat(messages),
-        await llm.acomplete("Name three colours."),
-    ]
-    streams: list[list[Any]] = [
-        list(llm.stream_chat(messages)),
-        list(llm.stream_complete("Name three colours.")),
-        [one async for one in await llm.astream_chat(messages)],
-        [one async for one in await llm.astream_complete("Name three colours.")],
-    ]
-    texts = {text_of(response) for response in [*whole, *(stream[-1] for stream in streams)]}
+    ways = await every_way(llm, "Name three colours.")
+    texts = {text_of(responses[-1]) for responses in ways.values()}
     assert len(texts) == 1 and texts != {""}
-    for stream in streams:
-        assert len(stream) > 3
-        assert "".join(one.delta for one in stream) == text_of(stream[-1])
-        assert stream[-1].raw["usage"] == whole[0].raw["usage"]
-    usage = whole[0].raw["usage"]
+    usage = ways["chat"][0].raw["usage"]
+    for name, responses in ways.items():
+        assert responses[-1].raw["usage"] == usage
+        if "stream" in name:
+            assert len(responses) > 3
+            assert "".join(one.delta for one in responses) == text_of(responses[-1])
     assert usage["completion_tokens"] == 24
     assert usage["prompt_tokens"] == len(
         llm._chat.library.plan([{"role": "user", "content": "Name three colours."}]).token_ids

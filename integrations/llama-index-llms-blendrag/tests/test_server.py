@@ -37,11 +37,6 @@ def test_response_has_evidence_and_usage(server: Script) -> None:
     assert [one.delta for one in llm.stream_complete("Hi")][:2] == ["It is", " blue."]
 
 
-async def test_event_loop_gets_the_same_response(server: Script) -> None:
-    server.replies = [events("It is", " blue.")]
-    assert (await BlendLLM(base_url=server.url).achat(HI)).message.content == "It is blue."
-
-
 def test_window_and_name_are_the_servers(server: Script) -> None:
     about = BlendLLM(base_url=server.url).metadata
     assert (about.context_window, about.model_name) == (MODEL["context_window"], "served")

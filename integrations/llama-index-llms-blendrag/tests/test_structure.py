@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections.abc import Awaitable, Callable
 from typing import Any, Literal
 
 import pytest
@@ -33,21 +34,55 @@ class Warranty(BaseModel):
 WARRANTY = '{"years": 8, "part": "battery"}'
 
 
+class Leaflet(BaseModel):
+    """All of it may be missing, so any beginning of one is one."""
+
+    title: str = ""
+    pages: int | None = None
+    tags: list[str] = []
+
+
+LEAFLET = {"title": "Batteries", "pages": 12, "tags": ["warranty", "service", "care"]}
+PROMPT = PromptTemplate("What does {text} say?")
+MODES = [PydanticProgramMode.LLM, PydanticProgramMode.FUNCTION]
+
+
+def ways_to(output_cls: type[BaseModel], llm: BlendLLM) -> list[Callable[[], Awaitable[Any]]]:
+    """Every way to structured output: to the object that it gives last."""
+    structured, messages = llm.as_structured_llm(output_cls), [ChatMessage("What does it say?")]
+
+    def of(call: Callable[..., Any], *given: Any, **options: Any) -> Callable[[], Awaitable[Any]]:
+        async def last() -> Any:
+            found = call(*given, **options)
+            found = await found if hasattr(found, "__await__") else found
+            if hasattr(found, "__aiter__"):
+                found = [one async for one in found][-1]
+            elif hasattr(found, "__next__"):
+                found = list(found)[-1]
+            return getattr(found, "raw", found)
+
+        return last
+
+    return [
+        *(
+            of(predict, output_cls, PROMPT, text="it")
+            for predict in (
+                llm.structured_predict, llm.astructured_predict, llm.stream_structured_predict,
+                llm.astream_structured_predict,
+            )
+        ),
+        *(
+            of(chat, messages)
+            for chat in (structured.chat, structured.achat, structured.stream_chat, structured.astream_chat)
+        ),
+        *(of(complete, "What does it say?") for complete in (structured.complete, structured.acomplete)),
+    ]  # fmt: skip
+
+
 async def test_every_way_to_structured_output_is_forced_by_the_schema(llm: BlendLLM, scripted: Any) -> None:
     scripted.answers = [WARRANTY]
-    prompt = PromptTemplate("What does {text} say?")
-    wanted = Warranty(years=8, part="battery")
-    assert llm.structured_predict(Warranty, prompt, text="it") == wanted
-    assert await llm.astructured_predict(Warranty, prompt, text="it") == wanted
-    assert list(llm.stream_structured_predict(Warranty, prompt, text="it"))[-1] == wanted
-    stream = await llm.astream_structured_predict(Warranty, prompt, text="it")
-    assert [one async for one in stream][-1] == wanted
-    messages = [ChatMessage("What does it say?")]
-    structured = llm.as_structured_llm(Warranty)
-    assert structured.chat(messages).raw == wanted
-    assert json.loads(structured.complete("What does it say?").text) == wanted.model_dump()
-    assert (await structured.achat(messages)).raw == wanted
-    assert list(structured.stream_chat(messages))[-1].raw == wanted
+    for way in ways_to(Warranty, llm):
+        assert await way() == Warranty(years=8, part="battery")
     for asked in scripted.asked:
         held = json_grammar(Warranty.model_json_schema(), asked.sampling.max_tokens)
         assert asked.sampling.grammar == held
@@ -62,22 +97,15 @@ def test_structured_stream_grows(llm: BlendLLM, scripted: Any) -> None:
     assert getattr(partial[0], "part", None) != "battery"
 
 
-@pytest.mark.parametrize("mode", [PydanticProgramMode.LLM, PydanticProgramMode.FUNCTION])
-async def test_structured_stream_of_a_class_with_defaults_ends_with_the_whole(
+@pytest.mark.parametrize("mode", MODES)
+async def test_class_with_defaults_comes_whole_at_the_end_of_every_way(
     llm: BlendLLM, scripted: Any, mode: PydanticProgramMode
 ) -> None:
     call = {"name": "Leaflet", "arguments": LEAFLET}
     scripted.answers = [json.dumps(call if mode is PydanticProgramMode.FUNCTION else LEAFLET)]
     llm.pydantic_program_mode = mode
-    structured, messages = llm.as_structured_llm(Leaflet), [ChatMessage("?")]
-    assert list(llm.stream_structured_predict(Leaflet, PROMPT))[-1] == Leaflet(**LEAFLET)
-    assert list(structured.stream_chat(messages))[-1].raw == Leaflet(**LEAFLET)
-    for stream in (
-        await llm.astream_structured_predict(Leaflet, PROMPT),
-        await structured.astream_chat(messages),
-    ):
-        last = [one async for one in stream][-1]
-        assert getattr(last, "raw", last) == Leaflet(**LEAFLET)
+    for way in ways_to(Leaflet, llm):
+        assert await way() == Leaflet(**LEAFLET)
 
 
 class Keywords(BaseModel):
@@ -91,7 +119,7 @@ class Keywords(BaseModel):
         return super().model_json_schema(by_alias)
 
 
-@pytest.mark.parametrize("mode", [PydanticProgramMode.LLM, PydanticProgramMode.FUNCTION])
+@pytest.mark.parametrize("mode", MODES)
 def test_set_is_made_of_a_list_that_may_repeat_an_item(llm: BlendLLM, scripted: Any, mode: Any) -> None:
     llm.pydantic_program_mode = mode
     found = {"words": ["red", "car", "red"], "places": ["Bergen", "Bergen"]}
@@ -126,59 +154,26 @@ def test_structure_by_tool_call_is_possible_too(llm: BlendLLM, scripted: Any) ->
 # -- what was cut --------------------------------------------------------------------------------------------
 
 
-class Leaflet(BaseModel):
-    """All of it may be missing, so any beginning of one is one."""
-
-    title: str = ""
-    pages: int | None = None
-    tags: list[str] = []
-
-
-LEAFLET = {"title": "Batteries", "pages": 12, "tags": ["warranty", "service", "care"]}
-SHORT = {"max_tokens": 14}
-PROMPT = PromptTemplate("?")
-
-
-@pytest.fixture(params=[PydanticProgramMode.LLM, PydanticProgramMode.FUNCTION], ids=lambda mode: mode.value)
+@pytest.fixture(params=MODES, ids=lambda mode: mode.value)
 def cut_llm(request: Any, make_llm: Any, scripted: Any) -> BlendLLM:
     """Never comes to the end of a leaflet, however it is asked for one."""
     call = {"name": "Leaflet", "arguments": LEAFLET}
     function = request.param is PydanticProgramMode.FUNCTION
     scripted.answers = [json.dumps(call if function else LEAFLET)]
-    llm: BlendLLM = make_llm(**(SHORT if not function else {"max_tokens": 22}))
+    llm: BlendLLM = make_llm(max_tokens=22 if function else 14)
     llm.pydantic_program_mode = request.param
     return llm
 
 
 async def test_cut_structure_is_an_error_whichever_way_it_is_asked_for(cut_llm: BlendLLM) -> None:
-    structured, messages = cut_llm.as_structured_llm(Leaflet), [ChatMessage("?")]
-    for ask in (
-        lambda: cut_llm.structured_predict(Leaflet, PROMPT),
-        lambda: list(cut_llm.stream_structured_predict(Leaflet, PROMPT)),
-        lambda: structured.chat(messages),
-        lambda: structured.complete("?"),
-        lambda: list(structured.stream_chat(messages)),
-    ):
+    for way in ways_to(Leaflet, cut_llm):
         with pytest.raises(AnswerCutError, match=r"cut before it was whole.*Batteries"):
-            ask()
-    for answer in (
-        cut_llm.astructured_predict(Leaflet, PROMPT),
-        structured.achat(messages),
-        structured.acomplete("?"),
-    ):
-        with pytest.raises(AnswerCutError):
-            await answer
-    for stream in (
-        await cut_llm.astream_structured_predict(Leaflet, PROMPT),
-        await structured.astream_chat(messages),
-    ):
-        with pytest.raises(AnswerCutError):
-            _ = [one async for one in stream]
+            await way()
 
 
 def test_cut_structure_is_what_llama_index_takes_for_unreadable_output(cut_llm: BlendLLM) -> None:
     with pytest.raises(AnswerCutError) as caught:
-        cut_llm.structured_predict(Leaflet, PROMPT)
+        cut_llm.structured_predict(Leaflet, PROMPT, text="it")
     assert isinstance(caught.value, BlendragError)
     assert isinstance(caught.value, OutputParserException)
     assert isinstance(caught.value, ValueError)
@@ -189,7 +184,7 @@ def test_cut_structure_is_what_llama_index_takes_for_unreadable_output(cut_llm: 
 def test_stream_of_structure_shows_what_came_before_it_was_cut(cut_llm: BlendLLM) -> None:
     came: list[Any] = []
     with pytest.raises(AnswerCutError):
-        came.extend(iter(cut_llm.stream_structured_predict(Leaflet, PROMPT)))
+        came.extend(iter(cut_llm.stream_structured_predict(Leaflet, PROMPT, text="it")))
     if cut_llm.pydantic_program_mode is PydanticProgramMode.LLM:  # parts of calls are not shown
         assert came[-1].title == "Batteries"
 
@@ -197,14 +192,14 @@ def test_stream_of_structure_shows_what_came_before_it_was_cut(cut_llm: BlendLLM
 def test_structure_that_a_stop_ends_is_an_error_too(make_llm: Any, scripted: Any) -> None:
     scripted.answers = [json.dumps(LEAFLET).partition("}")[0]]
     with pytest.raises(AnswerCutError):
-        list(make_llm().stream_structured_predict(Leaflet, PROMPT))
+        list(make_llm().stream_structured_predict(Leaflet, PROMPT, text="it"))
 
 
 def test_structure_that_just_fits_is_whole(make_llm: Any, scripted: Any) -> None:
     scripted.answers = [json.dumps(LEAFLET)]
     llm = make_llm()
     llm.max_tokens = len(llm.token_ids(scripted.answers[0]))
-    assert llm.structured_predict(Leaflet, PROMPT) == Leaflet(**LEAFLET)
+    assert llm.structured_predict(Leaflet, PROMPT, text="it") == Leaflet(**LEAFLET)
 
 
 @pytest.mark.parametrize("mode", ["compact", "refine", "tree_summarize", "compact_accumulate"])
@@ -227,13 +222,13 @@ async def test_program_that_calls_a_tool_ends_with_the_error(make_llm: Any, scri
             Leaflet, prompt=PROMPT, llm=make_llm(max_tokens=22), allow_parallel_tool_calls=parallel
         )
         with pytest.raises(AnswerCutError):
-            program()
+            program(text="it")
         with pytest.raises(AnswerCutError):
-            await program.acall()
+            await program.acall(text="it")
         with pytest.raises(AnswerCutError):
-            list(program.stream_call())
+            list(program.stream_call(text="it"))
         with pytest.raises(AnswerCutError):
-            _ = [one async for one in await program.astream_call()]
+            _ = [one async for one in await program.astream_call(text="it")]
     grammars = {str(asked.sampling.grammar) for asked in scripted.asked}
     assert len(grammars) == 1 and "Leaflet" in grammars.pop(), "a stream is held to the call, too"
 

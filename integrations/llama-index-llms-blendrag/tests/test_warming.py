@@ -14,7 +14,6 @@ import pytest
 from llama_index.core import Document, MockEmbedding, StorageContext, VectorStoreIndex
 from llama_index.core.ingestion import IngestionPipeline
 from llama_index.core.llms import MockLLM
-from llama_index.core.node_parser import SentenceSplitter
 from llama_index.core.schema import BaseNode, NodeRelationship, RelatedNodeInfo, TextNode
 from llama_index.core.vector_stores import SimpleVectorStore
 from llama_index.core.vector_stores.types import (
@@ -331,13 +330,6 @@ def test_nodes_stored_without_kv_are_mentioned(llm: BlendLLM, monkeypatch: pytes
         patch.setattr("blendrag.serving.collection.Collection._keep", fails)
         store.add(nodes())
     assert "sync()" in failed.value.__notes__[0] and len(store.data.embedding_dict) == 3
-
-
-def test_splitter_and_store_work_in_one_pipeline(llm: BlendLLM) -> None:
-    store = warm(SimpleVectorStore(), llm)
-    steps = [SentenceSplitter(), MockEmbedding(embed_dim=2)]
-    IngestionPipeline(transformations=steps, vector_store=store).run(documents=DOCUMENTS)
-    assert kept(llm) == {"page: 1\n\nOne.", "One.", "Two."}
 
 
 def test_mixin_alone_says_what_to_call() -> None:

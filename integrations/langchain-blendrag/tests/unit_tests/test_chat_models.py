@@ -248,11 +248,6 @@ def test_model_that_is_not_there_is_a_clear_error() -> None:
         ChatBlend(model="./modle").get_num_tokens("Hi.")
 
 
-def test_other_name_of_max_tokens_is_taken() -> None:
-    assert ChatBlend(max_completion_tokens=7).max_tokens == 7
-    assert request(ChatBlend(), max_completion_tokens=7).sampling.max_tokens == 7
-
-
 def test_option_of_a_call_wins_over_the_field() -> None:
     llm = ChatBlend(temperature=0.5, stop=["a"], blend=False, recompute_ratio=0.3)
     made = request(llm, temperature=0.0, stop=["b"], blend=True, recompute_ratio=0.1, top_k=5)

@@ -13,7 +13,7 @@ from qdrant_client import QdrantClient
 from qdrant_client.models import Distance, VectorParams
 
 from langchain_blendrag import warm
-from langchain_rig import Unlisted
+from langchain_rig import Unlisted, awaited
 
 TEXTS = ["The sea is salt.", "Grass is green.", "Snow is cold."]
 LINES = RecursiveCharacterTextSplitter(separators=["\n"], chunk_size=1, chunk_overlap=0, keep_separator=False)
@@ -90,9 +90,6 @@ class Everything(Unlisted):
 async def test_every_way_of_adding_and_removing_is_followed(recorded_llm: Any, recorder: Any) -> None:
     store: Any = warm(Everything(), recorded_llm)
     ids = ["a", "b", "c"]
-
-    async def awaited(result: Any) -> Any:
-        return await result if hasattr(result, "__await__") else result
 
     for add in (
         lambda: store.upsert(ids, [Document(text) for text in TEXTS]),

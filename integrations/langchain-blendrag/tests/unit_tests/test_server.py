@@ -45,22 +45,6 @@ def test_message_has_evidence_and_usage(server: Script) -> None:
     assert asked(server)[0]["blendrag"]["conversation"] == "t1"
 
 
-async def test_event_loop_gets_the_same_message(server: Script) -> None:
-    server.replies = [events("It is", " blue.")]
-    assert (await ChatBlend(base_url=server.url).ainvoke("Hi")).text == "It is blue."
-
-
-def test_call_of_the_model_is_read(server: Script) -> None:
-    def add(a: int) -> int:
-        """Add."""
-        return a
-
-    server.replies = [events('{"name": "add", "arguments": {"a": 4}}')]
-    bound = ChatBlend(base_url=server.url).bind_tools([add], tool_choice="any")
-    (call,) = bound.invoke("Hi").tool_calls  # type: ignore[attr-defined]
-    assert (call["name"], call["args"]) == ("add", {"a": 4})
-
-
 def test_store_in_memory_is_kept_by_the_server(server: Script) -> None:
     told = '{"report": {"chunks": 1}}\n'
     server.replies = [Reply(lines=[told]), Reply(lines=["{}"]), Reply(lines=["{}"])]

@@ -15,6 +15,7 @@ from langchain_core.documents import Document
 
 from blendrag.errors import ConfigError, EngineError
 from langchain_blendrag import BlendChroma, ChatBlend, warm
+from langchain_rig import awaited
 
 TEXTS = ["The sea is salt.", "Grass is green.", "Snow is cold."]
 
@@ -55,9 +56,7 @@ async def test_every_way_of_making_a_filled_store_warms_its_documents(
     for way, fill in ways.items():
         texts = [f"{way}: {text}" for text in TEXTS]
         name = f"c{uuid.uuid4().hex}"
-        result = fill(texts, embeddings, collection_name=name, client=client, llm=recorded_llm)
-        if hasattr(result, "__await__"):
-            await result
+        await awaited(fill(texts, embeddings, collection_name=name, client=client, llm=recorded_llm))
         assert set(texts) <= recorder.kept, way
     assert recorder.tokens > 0 and recorder.starts == 1
 
@@ -139,9 +138,7 @@ async def test_every_way_of_removing_removes_kv(store: BlendChroma, recorder: An
     for way, remove in ways.items():
         store.add_documents(documents(), ids=["0", "1", "2"])
         recorder.deleted.clear()
-        result = remove()
-        if hasattr(result, "__await__"):
-            await result
+        await awaited(remove())
         left = set(store.get()["documents"])
         assert left < set(TEXTS), way
         assert recorder.kept == left and set(recorder.deleted) == set(TEXTS) - left, way

@@ -18,7 +18,7 @@ from langchain_core.vectorstores import InMemoryVectorStore, VectorStore
 
 from blendrag.errors import ConfigError, EngineError
 from langchain_blendrag import BlendChroma, ChatBlend, warm
-from langchain_rig import Unlisted
+from langchain_rig import Unlisted, awaited
 
 TEXTS = ["The sea is salt.", "Grass is green.", "Snow is cold."]
 
@@ -76,9 +76,7 @@ async def test_every_way_of_adding_warms_documents(any_store: Any, recorder: Any
         )
     added = set()
     for way, add in ways.items():
-        result = add([f"{way}: {text}" for text in TEXTS])
-        if hasattr(result, "__await__"):
-            await result
+        await awaited(add([f"{way}: {text}" for text in TEXTS]))
         added |= {f"{way}: {text}" for text in TEXTS}
         assert recorder.kept == added, way
     assert recorder.tokens > 0 and recorder.starts == 1
@@ -190,8 +188,7 @@ async def test_search_reads_ahead_what_it_found_and_puts_it_in_the_order_of_the_
     for backwards in (False, True):
         if backwards:
             monkeypatch.setattr(type(recorded_llm.chat), "order", lambda self, texts: range(len(texts))[::-1])
-        found = SEARCHES[search](any_store)
-        found = await found if hasattr(found, "__await__") else found
+        found = await awaited(SEARCHES[search](any_store))
         texts.append([(one[0] if isinstance(one, tuple) else one).page_content for one in found])
     assert len(texts[0]) == 2 and texts[1] == texts[0][::-1]
     assert len(recorder.prefetched) == 2 and recorder.prefetched[0] == texts[0]
