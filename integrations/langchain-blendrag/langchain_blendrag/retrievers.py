@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
@@ -64,15 +64,15 @@ class SpeculativeRetriever(BaseRetriever):
     ) -> list[Document]:
         callbacks, slow = run_manager.get_child(), self.slow
         config = RunnableConfig(callbacks=callbacks)
-        if not isinstance(slow, BaseRetriever):
-            found = self.fast.invoke(query, config)
-            with self._expecting(found, query) as final:
-                final += slow.compress_documents(found, query, callbacks)
-            return final
         with ContextThreadPoolExecutor(1) as thread:
-            later = thread.submit(slow.invoke, query, config)
-            with self._expecting(self.fast.invoke(query, config), query) as final:
-                final += later.result()
+            later = thread.submit(slow.invoke, query, config) if isinstance(slow, BaseRetriever) else None
+            found = self.fast.invoke(query, config)
+            asked = self.prompt(found[: self.k], query)
+            with self._settled(found, query, asked, self._model.speculate(asked, **self._bound)) as final:
+                if later:
+                    final += later.result()
+                else:
+                    final += self._reranker.compress_documents(found, query, callbacks)
         return final
 
     async def _aget_relevant_documents(
@@ -80,30 +80,17 @@ class SpeculativeRetriever(BaseRetriever):
     ) -> list[Document]:
         callbacks, slow = run_manager.get_child(), self.slow
         config = RunnableConfig(callbacks=callbacks)
-        if not isinstance(slow, BaseRetriever):
-            found = await self.fast.ainvoke(query, config)
-            with await self._aexpecting(found, query) as final:
-                final += await slow.acompress_documents(found, query, callbacks)
-            return final
-        later = asyncio.create_task(slow.ainvoke(query, config))
+        later = asyncio.create_task(slow.ainvoke(query, config)) if isinstance(slow, BaseRetriever) else None
         try:
-            with await self._aexpecting(await self.fast.ainvoke(query, config), query) as final:
-                final += await later
+            found = await self.fast.ainvoke(query, config)
+            asked = self.prompt(found[: self.k], query)
+            expected = await self._model.aspeculate(asked, **self._bound)
+            with self._settled(found, query, asked, expected) as final:
+                final += await (later or self._reranker.acompress_documents(found, query, callbacks))
         finally:
-            later.cancel()
+            if later:
+                later.cancel()
         return final
-
-    # Both may begin the answer, and give a list to be filled with the final documents.
-
-    def _expecting(self, found: Sequence[Document], query: str) -> AbstractContextManager[list[Document]]:
-        asked = self.prompt(found[: self.k], query)
-        return self._settled(found, query, asked, self._model.speculate(asked, **self._bound))
-
-    async def _aexpecting(
-        self, found: Sequence[Document], query: str
-    ) -> AbstractContextManager[list[Document]]:
-        asked = self.prompt(found[: self.k], query)
-        return self._settled(found, query, asked, await self._model.aspeculate(asked, **self._bound))
 
     @contextmanager
     def _settled(
@@ -120,6 +107,11 @@ class SpeculativeRetriever(BaseRetriever):
         finally:
             if not same:
                 expected.end()
+
+    @property
+    def _reranker(self) -> BaseDocumentCompressor:
+        assert isinstance(self.slow, BaseDocumentCompressor), "or it is a retriever"
+        return self.slow
 
     @property
     def _model(self) -> ChatBlend:
