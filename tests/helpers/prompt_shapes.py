@@ -8,8 +8,9 @@ themselves, and the sums with the table in docs/recognition.md.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from scripted_engine import Asked
 UPDATE = "UPDATE_PROMPTS"
 PAGE = DOCS / "recognition.md"
 _NEXT = "\n<<<<<<<< the next prompt >>>>>>>>\n"
+_SAME = "<<<<<<<< {} lines as in the prompt before >>>>>>>>"
 _PLACE = "<<<<<<<< document {} >>>>>>>>"
 _LEAST = 32  # tokens: shorter beginnings of a document are not reused
 
@@ -58,13 +60,14 @@ home takes 7 hours; at a fast charger, it takes 35 minutes from 10 % to 80 %."""
 class Shape:
     """``placed`` names the documents that the prompts hold, in order; ``found`` those that are recognised,
     with "~" behind one of which only the beginning is. ``escaped``: whether the documents are found in the
-    next prompt only, in the form that this one has taught."""
+    next prompt only, in the form that this one has taught. ``like``: the shape whose snapshot it has."""
 
     name: str
     title: str
     placed: tuple[str, ...]
     found: tuple[str, ...]
     escaped: bool
+    like: str
     run: Callable[[Any], None]
 
     def __str__(self) -> str:
@@ -90,13 +93,13 @@ class Shapes:
         self._rows: dict[str, str] = {}
 
     def shape(
-        self, title: str, placed: str, found: str | None = None, escaped: bool = False
+        self, title: str, placed: str, found: str | None = None, escaped: bool = False, like: str = ""
     ) -> Callable[[Callable[[Any], None]], Callable[[Any], None]]:
-        """Registers a function that runs the framework; its name is that of the snapshot."""
+        """Registers a function that runs the framework. The snapshot has its name, or that of one like it."""
 
         def register(run: Callable[[Any], None]) -> Callable[[Any], None]:
-            documents = tuple((placed if found is None else found).split())
-            self.all.append(Shape(run.__name__, title, tuple(placed.split()), documents, escaped, run))
+            name, documents = run.__name__, tuple((placed if found is None else found).split())
+            self.all.append(Shape(name, title, tuple(placed.split()), documents, escaped, like or name, run))
             return run
 
         return register
@@ -153,9 +156,10 @@ class Shapes:
 
     def _check_snapshot(self, shape: Shape, prompts: Iterable[str], names: dict[str, str]) -> None:
         """In snapshots, names stand for known texts that are whole."""
-        file, text = self._folder / f"{shape.name}.txt", _NEXT.join(prompts)
+        file, shown = self._folder / f"{shape.like}.txt", list(prompts)
         for known in sorted(names, key=len, reverse=True):  # some end with others
-            text = text.replace(known, _PLACE.format(names[known]))
+            shown = [prompt.replace(known, _PLACE.format(names[known])) for prompt in shown]
+        text = _NEXT.join(_changes(shown))
         if os.environ.get(UPDATE):
             file.parent.mkdir(exist_ok=True)
             file.write_bytes(text.encode())
@@ -184,6 +188,16 @@ class Shapes:
 
 _BEGIN = "<!-- table: {} -->"
 _HEAD = "| shape | tokens reused / tokens of the documents |\n|---|---:|"
+
+
+def _changes(prompts: Iterable[str]) -> Iterator[str]:
+    """Yield prompts, each without the lines with which it begins as the one before it."""
+    before: list[str] = []
+    for prompt in prompts:
+        lines = prompt.split("\n")
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, lines, strict=False)))
+        yield "\n".join([_SAME.format(same), *lines[same:]] if same > 1 else lines)
+        before = lines
 
 
 def known_texts(library: Library, names: dict[str, str]) -> dict[str, Known]:

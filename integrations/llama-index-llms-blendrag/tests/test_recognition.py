@@ -95,12 +95,12 @@ def compact(rig: Rig) -> None:
     assert rig.query("compact") == rig.engine.answers[0]
 
 
-@shape("query engine, streamed", "1 2 3")
+@shape("query engine, streamed", "1 2 3", like="compact")
 def compact_streaming(rig: Rig) -> None:
     assert rig.query("compact", streaming=True) == rig.engine.answers[0]
 
 
-@shape("query engine, `aquery`", "1 2 3")
+@shape("query engine, `aquery`", "1 2 3", like="compact")
 def compact_aquery(rig: Rig) -> None:
     engine = rig.index.as_query_engine(llm=rig.llm, similarity_top_k=3)
     assert str(asyncio.run(engine.aquery(QUESTION))) == rig.engine.answers[0]
@@ -126,7 +126,7 @@ def accumulate(rig: Rig) -> None:
     rig.query("accumulate")
 
 
-@shape("query engine, `compact_accumulate`", "1 2 3")
+@shape("query engine, `compact_accumulate`", "1 2 3", like="compact")
 def compact_accumulate(rig: Rig) -> None:
     rig.query("compact_accumulate")
 

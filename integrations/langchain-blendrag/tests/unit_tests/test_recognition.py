@@ -67,7 +67,7 @@ def lcel(rig: Rig) -> None:
     assert rig.lcel(ChatPromptTemplate.from_template(TEMPLATE)).invoke(QUESTION) == ANSWER
 
 
-@shape("LCEL, streamed, async", "1 2 3")
+@shape("LCEL, streamed, async", "1 2 3", like="lcel")
 def lcel_astream(rig: Rig) -> None:
     async def stream() -> str:
         chain = rig.lcel(ChatPromptTemplate.from_template(TEMPLATE))
