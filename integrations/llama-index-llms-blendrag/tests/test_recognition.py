@@ -111,29 +111,21 @@ def compact_blocks(rig: Rig) -> None:
     rig.query("compact", multimodal=True)
 
 
-@shape("query engine, `refine`", "1 2 3")
-def refine(rig: Rig) -> None:
-    rig.query("refine")
+def of_mode(mode: str, **options: Any) -> None:
+    """Registers a query engine of a response mode."""
+
+    def run(rig: Rig) -> None:
+        rig.query(mode)
+
+    run.__name__ = mode
+    shape(f"query engine, `{mode}`", "1 2 3", **options)(run)
 
 
-@shape("query engine, `tree_summarize`", "1 2 3")
-def tree_summarize(rig: Rig) -> None:
-    rig.query("tree_summarize")
-
-
-@shape("query engine, `accumulate`", "1 2 3")
-def accumulate(rig: Rig) -> None:
-    rig.query("accumulate")
-
-
-@shape("query engine, `compact_accumulate`", "1 2 3", like="compact")
-def compact_accumulate(rig: Rig) -> None:
-    rig.query("compact_accumulate")
-
-
-@shape("query engine, `simple_summarize`", "1 2 3", found="", escaped=True)
-def simple_summarize(rig: Rig) -> None:
-    rig.query("simple_summarize")
+of_mode("refine")
+of_mode("tree_summarize")
+of_mode("accumulate")
+of_mode("compact_accumulate", like="compact")
+of_mode("simple_summarize", found="", escaped=True)
 
 
 @shape("`CitationQueryEngine`: metadata and text apart", "1b 2b 3b")

@@ -122,21 +122,6 @@ def test_prompts_of_a_batch_are_answered_together(chat_blend: ChatBlend) -> None
     assert engine.alive
 
 
-async def test_event_loop_turns_while_the_model_answers(chat_blend: ChatBlend) -> None:
-    ticks = 0
-
-    async def tick() -> None:
-        nonlocal ticks
-        while True:
-            ticks += 1
-            await asyncio.sleep(0.001)
-
-    ticker = asyncio.create_task(tick())
-    await chat_blend.ainvoke("Tell me about the sea.", max_tokens=24, temperature=0.7, seed=1)
-    ticker.cancel()
-    assert ticks >= 24
-
-
 def unfinished(llm: ChatBlend) -> bool:
     return llm.chat.library.start()._llm.output_processor.has_unfinished_requests()
 
