@@ -165,19 +165,19 @@ def history_aware_chain(rig: Rig) -> None:
     chain.invoke({"input": "And those?", "chat_history": [HumanMessage(QUESTION), AIMessage(ANSWER)]})
 
 
-@shape("`RetrievalQA`, stuff", "1 2 3")
-def retrieval_qa(rig: Rig) -> None:
-    RetrievalQA.from_chain_type(rig.llm, retriever=rig.retriever()).invoke(QUESTION)
+def retrieval_qa(kind: str) -> None:
+    """Registers a chain of this kind."""
+
+    def run(rig: Rig) -> None:
+        RetrievalQA.from_chain_type(rig.llm, chain_type=kind, retriever=rig.retriever()).invoke(QUESTION)
+
+    run.__name__ = f"retrieval_qa_{kind}"
+    shape(f"`RetrievalQA`, {kind}", "1 2 3")(run)
 
 
-@shape("`RetrievalQA`, refine", "1 2 3")
-def retrieval_qa_refine(rig: Rig) -> None:
-    RetrievalQA.from_chain_type(rig.llm, chain_type="refine", retriever=rig.retriever()).invoke(QUESTION)
-
-
-@shape("`RetrievalQA`, map_reduce", "1 2 3")
-def retrieval_qa_map_reduce(rig: Rig) -> None:
-    RetrievalQA.from_chain_type(rig.llm, chain_type="map_reduce", retriever=rig.retriever()).invoke(QUESTION)
+retrieval_qa("stuff")
+retrieval_qa("refine")
+retrieval_qa("map_reduce")
 
 
 @shape("`EnsembleRetriever`", "1 2 3 4")
