@@ -10,9 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from llama_index.core import PromptTemplate
 from llama_index.core import Settings as LlamaSettings
-from llama_index.core.base.llms.types import CitableBlock, ImageBlock, TextBlock, ThinkingBlock
 from llama_index.core.callbacks import CallbackManager, CBEventType, LlamaDebugHandler, TokenCountingHandler
 from llama_index.core.instrumentation.events.llm import LLMChatEndEvent, LLMChatStartEvent
 from llama_index.core.llms import ChatMessage, MessageRole
@@ -21,7 +19,7 @@ from llama_index.core.response_synthesizers import get_response_synthesizer
 from llama_index.core.retrievers import BaseRetriever
 from llama_index.core.schema import NodeWithScore, TextNode
 
-from blendrag.errors import BlendragError, ConfigError
+from blendrag.errors import ConfigError
 from blendrag.options import STEPS
 from llama_index.llms.blendrag import BlendLLM
 from llama_index.llms.blendrag.events import BlendCacheEvent
@@ -132,19 +130,6 @@ def test_settings_are_given_as_arguments_or_under_their_former_name() -> None:
 # -- messages ------------------------------------------------------------------------------------------------
 
 
-def test_blocks_of_text_are_read_in_order(llm: BlendLLM, scripted: Any) -> None:
-    cited = CitableBlock(title="t", source="s", content=[TextBlock(text="second")])
-    llm.chat(
-        [ChatMessage([TextBlock(text="first"), ThinkingBlock(content="hm"), cited, TextBlock(text="third")])]
-    )
-    assert "<|im_start|>user\nfirst\nt\nsecond\nthird<|im_end|>" in scripted.prompts()[0]
-
-
-def test_image_is_refused_in_one_sentence(llm: BlendLLM) -> None:
-    with pytest.raises(BlendragError, match="content of type 'image'; this model reads text only"):
-        llm.chat([ChatMessage([TextBlock(text="What is this?"), ImageBlock(url="http://host/a.png")])])
-
-
 def test_roles_of_other_providers_are_understood(llm: BlendLLM, scripted: Any) -> None:
     llm.chat([ChatMessage("Be kind.", role="developer"), ChatMessage("Hi", role="user"),
               ChatMessage("Hello!", role="chatbot"), ChatMessage("Who?", role="user")])  # fmt: skip
@@ -166,7 +151,6 @@ def retrieved(*texts: str) -> BaseRetriever:
 
 
 def know(llm: BlendLLM, *texts: str) -> None:
-
     llm.collection("test").add({text: [text] for text in texts})
 
 
@@ -254,8 +238,6 @@ def test_events_of_one_answer_share_its_span(llm: BlendLLM, events: Any, streami
 
 
 def test_events_hold_no_path_and_can_be_written_as_json(llm: BlendLLM, events: Any) -> None:
-    import json
-
     llm.chat(HELLO)
     payload = events.of(LLMChatStartEvent)[0].model_dict
     assert json.loads(json.dumps(payload))["class_name"] == "BlendLLM"
@@ -342,8 +324,3 @@ def test_prompt_can_be_shown_and_explained_without_an_engine(llm: BlendLLM, scri
     rows = llm.explain([ChatMessage(LONG)])
     assert [row["kind"] for row in rows] == ["fresh", "cached", "fresh"]
     assert scripted.starts == 0
-
-
-def test_predict_uses_the_chat_template(llm: BlendLLM, scripted: Any) -> None:
-    assert llm.predict(PromptTemplate("Say {what}."), what="hello") == ANSWER
-    assert "<|im_start|>user\nSay hello.<|im_end|>" in scripted.prompts()[0]

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
-from langchain_core.output_parsers import StrOutputParser
 
 from blendrag.errors import BlendragWarning
 from langchain_blendrag import ChatBlend
@@ -53,10 +52,6 @@ def test_thinking_is_apart_from_the_text_and_where_langchain_looks(
         {"type": "reasoning", "reasoning": THOUGHT},
         {"type": "text", "text": TEXT},
     ]
-
-
-def test_chain_reads_the_text_alone_as_the_answer(make: Callable[..., ChatBlend]) -> None:
-    assert (make() | StrOutputParser()).invoke("Hi.") == TEXT
 
 
 def test_variables_of_the_template_arrive_on_every_way(make: Callable[..., ChatBlend]) -> None:
