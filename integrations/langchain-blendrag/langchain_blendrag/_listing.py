@@ -23,10 +23,7 @@ def _pgvector(store: Any, opened: ExitStack) -> _Listed:
 
 
 _LISTED: dict[str, Callable[[Any, ExitStack], _Listed]] = {
-    "ElasticsearchStore": lambda s, _: (
-        vectorstores.Elasticsearch(s.client, s._store.index),
-        s.query_field,
-    ),
+    "ElasticsearchStore": lambda s, _: (vectorstores.Elasticsearch(s.client, s._store.index), s.query_field),
     "LanceDB": lambda s, _: (vectorstores.Lance(s._connection, s._table_name, s._id_key), s._text_key),
     "Milvus": lambda s, _: (vectorstores.Milvus(s.client, s.collection_name), s._text_field),
     "OpenSearchVectorSearch": lambda s, _: (vectorstores.OpenSearch(s.client, s.index_name), "text"),
