@@ -45,7 +45,9 @@ def plain_messages(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
     """
     left_out: Counter[str] = Counter()
     messages = [message_chunk_to_message(message) for message in messages]  # a stream's sum has its own type
-    asked, plain = _asked_from(messages), []
+    answered = (isinstance(one, AIMessage) and not one.tool_calls for one in messages)  # calls are no answers
+    asked = max((place for place, ends in enumerate(answered, 1) if ends), default=0)
+    plain = []
     for place, message in enumerate(messages):
         if isinstance(message, RemoveMessage):
             continue
@@ -59,15 +61,6 @@ def plain_messages(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
         counted = ", ".join(f"{kind} ({count})" for kind, count in sorted(left_out.items()))
         warnings.warn(f"left out, as having no text: {counted}", BlendragWarning, stacklevel=5)
     return plain
-
-
-def _asked_from(messages: Sequence[BaseMessage]) -> int:
-    """Return the place of the first message that no answer has followed; calls of tools are none."""
-    for place in range(len(messages) - 1, -1, -1):
-        message = messages[place]
-        if isinstance(message, AIMessage) and not message.tool_calls:
-            return place + 1
-    return 0
 
 
 def _plain(message: BaseMessage, left_out: Counter[str]) -> dict[str, Any]:
