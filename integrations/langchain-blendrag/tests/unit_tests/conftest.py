@@ -15,8 +15,13 @@ from scripted_engine import Scripted
 
 @pytest.fixture
 def speaker(recorded_llm: ChatBlend, recorder: Any, monkeypatch: pytest.MonkeyPatch) -> Scripted:
-    engine = Scripted(recorded_llm.chat.library.tokenizer, ["Good day."])
-    monkeypatch.setattr(recorder, "start", lambda progress=None: engine)
+    engine, start = Scripted(recorded_llm.chat.library.tokenizer, ["Good day."]), recorder.start
+
+    def started(progress: Any = None) -> Scripted:
+        start(progress)
+        return engine
+
+    monkeypatch.setattr(recorder, "start", started)
     return engine
 
 

@@ -5,6 +5,7 @@ only the engine is stood in for. ``UPDATE_PROMPTS=1`` writes the prompts anew; `
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -41,22 +42,13 @@ USE_CONTEXT = (
 
 
 @pytest.fixture
-def rig(recorded_llm: ChatBlend, recorder: Any, monkeypatch: pytest.MonkeyPatch) -> Rig:
-    llm = ChatBlend(kv_dir=recorded_llm.kv_dir, min_cached_tokens=1)
-    library = llm.chat.library
-    assert library is recorded_llm.chat.library
-    engine, start = Scripted(library.tokenizer, [ANSWER]), recorder.start
-
-    def started(progress: Any = None) -> Scripted:
-        start(progress)
-        return engine
-
-    monkeypatch.setattr(recorder, "start", started)
+def rig(make: Callable[..., ChatBlend], speaker: Scripted) -> Rig:
+    llm, speaker.answers = make(min_cached_tokens=1), [ANSWER]
     store = BlendChroma("recognition", Placed(), llm=llm, collection_metadata={"hnsw:space": "ip"})
     store.reset_collection()
     metadatas = [{"source": f"{name}.md"} for name in DOCUMENTS]
     store.add_texts([*DOCUMENTS.values()], metadatas, [f"d{name}" for name in DOCUMENTS])
-    return Rig(llm, store, engine)
+    return Rig(llm, store, speaker)
 
 
 # -- LCEL ----------------------------------------------------------------------------------------------------
