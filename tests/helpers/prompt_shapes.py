@@ -16,6 +16,7 @@ from typing import Any
 
 from blendrag.prompt import decode
 from blendrag.serving.library import Library
+from blendrag.store.contexts import Chunk
 from places import DOCS
 from scripted_engine import Asked
 
@@ -74,15 +75,6 @@ class Shape:
         return self.name
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
-    """A text whose KV is kept, and the name that shapes have for it."""
-
-    name: str
-    text: str
-    token_ids: tuple[int, ...]
-
-
 class Shapes:
     """The shapes of one framework, with the results of those that were run. ``test_file`` lies beside the
     folder of snapshots."""
@@ -118,7 +110,9 @@ class Shapes:
 
     def check(self, shape: Shape, requests: Sequence[Asked], library: Library, names: dict[str, str]) -> None:
         """``names``: text of a known document -> its name."""
-        known = known_texts(library, names)
+        entries = [entry for entry in library.catalogue.entries() if entry.text in names]  # not forms learnt
+        known = {entry.key: entry for entry in entries}
+        by_name = {names[entry.text]: entry for entry in entries}
         prompts = [decode(library.tokenizer, request.token_ids) for request in requests]
         self._check_snapshot(shape, prompts, names)
 
@@ -129,11 +123,10 @@ class Shapes:
                 text = decode(library.tokenizer, request.token_ids[start : start + length])
                 whole = length == len(document.token_ids)
                 assert document.text.startswith(text) and (text == document.text) == whole
-                found.append(document.name if whole else f"{document.name}~")
+                found.append(names[document.text] + ("" if whole else "~"))
                 reused += length
         assert tuple(found) == shape.found, f"recognised: {found}"
 
-        by_name = {document.name: document for document in known.values()}
         for name in {*shape.placed}:
             there = sum(prompt.count(by_name[name].text) for prompt in prompts)
             assert there == shape.found.count(name), f"document {name} is in the prompts {there} times"
@@ -200,16 +193,7 @@ def _changes(prompts: Iterable[str]) -> Iterator[str]:
         before = lines
 
 
-def known_texts(library: Library, names: dict[str, str]) -> dict[str, Known]:
-    """By chunk key, everything the library keeps but forms that it has learnt."""
-    return {
-        entry.key: Known(names[entry.text], entry.text, entry.token_ids)
-        for entry in library.catalogue.entries()
-        if entry.text in names
-    }
-
-
-def _reusable(tokenizer: Any, prompts: Iterable[str], document: Known) -> int:
+def _reusable(tokenizer: Any, prompts: Iterable[str], document: Chunk) -> int:
     """Tokens of ``document`` that ``prompts`` could reuse: counted the slow way, from every place where its
     beginning stands."""
     total, beginning = 0, document.text[:32]

@@ -24,24 +24,6 @@ _SHORT = 0.0005  # seconds' worth of bytes are taken at once when there is a lim
 _CATCH_UP = 0.002  # seconds that a sleep that lasted too long may be made up for
 
 
-class Bucket:
-    """Lets ``rate`` bytes per second pass, for all that use it together; None: no limit."""
-
-    def __init__(self, rate: float | None) -> None:
-        self.rate = rate
-        self._lock = threading.Lock()
-        self._free = 0.0  # when what was let through so far is through
-
-    def take(self, nbytes: int) -> None:
-        if not (rate := self.rate):
-            return
-        with self._lock:
-            self._free = max(self._free, time.perf_counter() - _CATCH_UP) + nbytes / rate
-            wait = self._free - time.perf_counter()
-        if wait > 0:
-            time.sleep(wait)
-
-
 class Proxy:
     """Listens on ``port`` of localhost for what is meant for ``to``. These may change at any time:
 
@@ -53,22 +35,14 @@ class Proxy:
     """
 
     def __init__(self, to: tuple[str, int], *, rate: float | None = None, delay_s: float = 0.0) -> None:
-        self.to, self.delay_s, self.cut_after = to, delay_s, 1000
-        self.bucket = Bucket(rate)
+        self.to, self.rate, self.delay_s, self.cut_after = to, rate, delay_s, 1000
         self._mode: Mode = "pass"
         self._pairs: set[tuple[socket.socket, socket.socket]] = set()
         self._lock = threading.Lock()
+        self._free = 0.0  # when what was let through so far is through
         self._listener: socket.socket | None = None
         self.port = 0
         self._listen()
-
-    @property
-    def rate(self) -> float | None:
-        return self.bucket.rate
-
-    @rate.setter
-    def rate(self, rate: float | None) -> None:
-        self.bucket.rate = rate
 
     @property
     def mode(self) -> Mode:
@@ -139,6 +113,16 @@ class Proxy:
         client.close()
         server.close()
 
+    def _wait_for(self, nbytes: int) -> None:
+        """Wait until so many bytes may pass."""
+        if not (rate := self.rate):
+            return
+        with self._lock:
+            self._free = max(self._free, time.perf_counter() - _CATCH_UP) + nbytes / rate
+            wait = self._free - time.perf_counter()
+        if wait > 0:
+            time.sleep(wait)
+
     def _slice(self) -> int:
         return min(_SLICE, max(64, int(rate * _SHORT))) if (rate := self.rate) else _SLICE
 
@@ -163,7 +147,7 @@ class Proxy:
                 if answers and self._mode == "cut" and passed + nbytes >= self.cut_after:
                     sink.sendall(data[: max(0, self.cut_after - passed)])
                     break
-                self.bucket.take(nbytes)
+                self._wait_for(nbytes)
                 sink.sendall(data)
                 passed += nbytes
         except OSError:
