@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from blendrag.prompt.plan import Span
@@ -50,16 +50,20 @@ def state_key(identity: KVIdentity, token_ids: Sequence[int] | TokenIds) -> str:
 def path_of(identity: KVIdentity, token_ids: Sequence[int], documents: Iterable[Span]) -> Nodes:
     """Return the nodes of a prompt. documents: ascending; may be none."""
     nodes: list[Node] = []
-    start, parent = 0, ""
-
-    def add(end: int, document: str) -> None:
-        nonlocal start, parent
+    parent = ""
+    for document, start, end in parts_of(documents):
         key = identity.chunk_key(token_ids[:end], place(start, parent))
         nodes.append(Node(key, parent, start, end, document))
-        start, parent = end, key
-
-    for document, at, length in documents:
-        if not nodes and at:
-            add(at, "")
-        add(at + length, document)
+        parent = key
     return tuple(nodes)
+
+
+def parts_of(documents: Iterable[Span]) -> Iterator[tuple[str, int, int]]:
+    """Yield the document, the start and the end of each node that a prompt with these documents has."""
+    end = 0
+    for document, at, length in documents:
+        if end == 0 < at:
+            yield "", 0, at
+            end = at
+        yield document, end, at + length
+        end = at + length

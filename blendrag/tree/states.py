@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from blendrag.prompt.plan import Span
-from blendrag.tree.path import Node, Nodes, place, state_key
+from blendrag.tree.path import Node, Nodes, parts_of, place, state_key
 from blendrag.tree.tree import Next, Tree
 
 
@@ -17,13 +17,10 @@ class StateTree(Tree):
     has_states = True
 
     def path(self, token_ids: Sequence[int], documents: Iterable[Span]) -> Nodes:
-        nodes: list[Node] = []
-        for document, at, length in documents:
-            if not nodes and at:
-                nodes.append(Node(state_key(self.identity, token_ids[:at]), "", 0, at))
-            end = at + length
-            nodes.append(Node(state_key(self.identity, token_ids[:end]), "", at, end, document))
-        return tuple(nodes)
+        return tuple(
+            Node(state_key(self.identity, token_ids[:end]), "", start, end, document)
+            for document, start, end in parts_of(documents)
+        )
 
     def match(self, path: Nodes) -> int:
         """Return how many of the path's first nodes end in the last of its states that is stored, with all KV

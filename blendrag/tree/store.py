@@ -23,7 +23,9 @@ class NodeMissingError(Exception):
     """A node cannot be had: the message says why. ``damaged``: the tier and the key of a record that the
     first rank has to put aside, or to find missing. Never leaves the engine's worker."""
 
-    damaged: tuple[str, str] | None = None
+    def __init__(self, reason: str, damaged: tuple[str, str] | None = None) -> None:
+        super().__init__(reason)
+        self.damaged = damaged
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,19 +107,16 @@ class NodeStore:
                 allow([one.tier for one in opened if isinstance(one, Opened)])
             for one, (key, ids) in zip(opened, nodes, strict=True):
                 if isinstance(one, Miss):
-                    missing = NodeMissingError(f"{key} is {one.reason}")
-                    if one.reason in ("damaged", "missing"):
-                        missing.damaged = self.kv.tiers[-1].name, key
-                    raise missing
+                    lost = one.reason in ("damaged", "missing")
+                    at = (self.kv.tiers[-1].name, key) if lost else None
+                    raise NodeMissingError(f"{key} is {one.reason}", at)
                 if one.head.tokens != len(ids):
                     raise NodeMissingError(f"{key} has other tokens")
                 try:
                     records.append((self.kv.read(one), one.tier))
                 except DamagedError as error:
                     self.kv.damaged(one.tier.name, key)
-                    missing = NodeMissingError(str(error))
-                    missing.damaged = one.tier.name, key
-                    raise missing from None
+                    raise NodeMissingError(str(error), (one.tier.name, key)) from None
                 except TierError as error:
                     raise NodeMissingError(str(error)) from None
             if records:  # behind: the engine's step waits for this

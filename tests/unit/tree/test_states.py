@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -18,25 +14,16 @@ from blendrag.store.stack import TierSpec
 from blendrag.tree.layout import NodeBlocks, NodeLayout
 from blendrag.tree.path import Nodes, place
 from blendrag.tree.states import StateTree
-from blendrag.tree.store import NodeMissingError, NodeStore, StoredNode
-from stored_trees import check_tree, prompt
+from blendrag.tree.store import NodeMissingError, StoredNode
+from stored_trees import TreeRig, check_tree, prompt
 from stores import IDENTITY
 
 SIZES = NodeBlocks(tokens=4, nbytes=32, state=11)
 ORDERS = st.permutations("abc").flatmap(lambda order: st.sampled_from([order[:1], order[:2], order]))
 
 
-@dataclass
-class Rig:
-    """Both halves over one folder. rows: what was put, by key."""
-
-    root: Path
-    tiers: Sequence[TierSpec] = (TierSpec(kind="ram", bytes=1 << 20),)
-    rows: dict[str, torch.Tensor] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.tree, _ = StateTree.open(self.root, IDENTITY)
-        self.store = NodeStore.open(self.root, IDENTITY, "bfloat16", self.tiers, SIZES)
+class Rig(TreeRig):
+    kind, sizes = StateTree, SIZES
 
     def path(self, names: Sequence[str]) -> Nodes:
         return self.tree.path(*prompt(names))
@@ -51,10 +38,9 @@ class Rig:
         self.tree.expect(coming.new, ids)
         key, end = coming.named[-1]
         parent, start = coming.named[-2] if len(coming.named) > 1 else ("", 0)
-        size = len(self.store.layout.blocks(start, end)) * SIZES.nbytes
         state = self.store.layout.state_rows(torch.randint(256, (SIZES.state,), dtype=torch.uint8))
         for node, rows in (
-            (StoredNode(key, parent, start, ids[:end]), torch.randint(256, (2, size), dtype=torch.uint8)),
+            (StoredNode(key, parent, start, ids[:end]), self.some_rows(start, end)),
             (StoredNode(coming.kept_state, key, end, ids[:end]), state),
         ):
             there = self.store.kv.holds(node.key)
@@ -80,13 +66,7 @@ class Rig:
         self.tree._catalogue.mark([key], "evicted")
 
 
-@contextmanager
-def opened(*tiers: TierSpec) -> Iterator[Rig]:
-    with tempfile.TemporaryDirectory() as folder:
-        rig = Rig(Path(folder), tiers or (TierSpec(kind="ram", bytes=1 << 20),))
-        yield rig
-        rig.store.close()
-        rig.tree.close()
+opened = Rig.opened
 
 
 def test_one_node_has_the_kv_up_to_a_state_whatever_documents_it_is_of() -> None:

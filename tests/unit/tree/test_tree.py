@@ -3,10 +3,8 @@ from __future__ import annotations
 import errno
 import itertools
 import sqlite3
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,15 +20,13 @@ from blendrag.store import catalogue_file
 from blendrag.store.identity import KVIdentity
 from blendrag.store.stack import TierSpec
 from blendrag.store.tiers.local import LocalTier
-from blendrag.tree.layout import NodeBlocks, NodeLayout
+from blendrag.tree.layout import NodeLayout
 from blendrag.tree.path import Node, path_of, place, placed
 from blendrag.tree.store import NodeMissingError, NodeStore, StoredNode
 from blendrag.tree.tree import Tree
 from closed import flip
-from stored_trees import ROOT, check_tree, prompt
+from stored_trees import ROOT, TreeRig, check_tree, prompt
 from stores import IDENTITY
-
-BLOCK, BYTES = 4, 32
 
 
 def path(
@@ -39,29 +35,14 @@ def path(
     return path_of(identity, *prompt(names, root))
 
 
-@dataclass
-class Rig:
-    """Both halves over one folder. rows: what was put for a node."""
-
-    root: Path
-    stack: tuple[TierSpec, ...]
-    identity: KVIdentity = IDENTITY
-    rows: dict[str, torch.Tensor] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.tree, self.emptied = Tree.open(self.root, self.identity)
-        self.store = NodeStore.open(
-            self.root, self.identity, "bfloat16", self.stack, NodeBlocks(BLOCK, BYTES)
-        )
-
+class Rig(TreeRig):
     def grow(self, names: Sequence[str], root: tuple[int, ...] = ROOT, *, again: bool = False) -> None:
         """A prompt leaves its nodes behind; again: also those that are there."""
         ids, nodes = prompt(names, root)[0], path(names, root=root)
         held = 0 if again else self.tree.match(nodes)
         self.tree.expect(nodes[held:], ids)
         for node in nodes[held:]:
-            size = len(self.store.layout.blocks(node.start, node.end)) * BYTES
-            rows = self.rows.get(node.key, torch.randint(256, (2, size), dtype=torch.uint8))
+            rows = self.rows.get(node.key, self.some_rows(node.start, node.end))
             if self.store.put(StoredNode(node.key, node.parent, node.start, ids[: node.end]), rows):
                 self.rows[node.key] = rows
 
@@ -75,17 +56,8 @@ class Rig:
     def forget(self, names: Sequence[str]) -> None:
         self.store.delete(self.tree.forget(names))
 
-    def close(self) -> None:
-        self.store.close()
-        self.tree.close()
 
-
-@contextmanager
-def rig(*stack: TierSpec, root: Path | None = None, identity: KVIdentity = IDENTITY) -> Iterator[Rig]:
-    with tempfile.TemporaryDirectory() as folder:
-        opened = Rig(root or Path(folder), stack or (TierSpec(kind="ram", bytes=1 << 20),), identity)
-        yield opened
-        opened.close()
+rig = Rig.opened
 
 
 def test_node_of_other_ids_namespace_or_place_has_another_name() -> None:
@@ -247,8 +219,8 @@ def test_node_that_is_being_saved_when_its_document_is_deleted_is_dropped() -> N
         ids, nodes = prompt("a")[0], path("a")
         one.tree.expect(nodes, ids)
         one.forget("a")
-        rows = torch.zeros(2, len(one.store.layout.blocks(2, 5)) * BYTES, dtype=torch.uint8)
-        assert not one.store.put(StoredNode(nodes[1].key, nodes[1].parent, 2, ids[:5]), rows)
+        node = StoredNode(nodes[1].key, nodes[1].parent, 2, ids[:5])
+        assert not one.store.put(node, one.some_rows(2, 5))
         assert one.tree.match(nodes) == 0 and not one.store.kv.tiers[0].has([nodes[1].key])
         assert nodes[1].key not in one.store._parents, "for ever"
 
@@ -336,12 +308,12 @@ def test_damaged_node_is_not_loaded(tmp_path: Path) -> None:
 
 
 def test_each_rank_reads_its_own_part_of_a_node(tmp_path: Path) -> None:
-    stack, sizes = [TierSpec(kind="disk", bytes=1 << 20)], NodeBlocks(BLOCK, BYTES)
+    stack, sizes = [TierSpec(kind="disk", bytes=1 << 20)], Rig.sizes
     (ids, _), (node, *_) = prompt("a"), path("a")
     tree, _ = Tree.open(tmp_path, IDENTITY)
     tree.expect([node], ids)
     ranks = [NodeStore.open(tmp_path, IDENTITY, "bfloat16", stack, sizes, rank, 2) for rank in (0, 1)]
-    rows = torch.randint(256, (4, BYTES), dtype=torch.uint8)
+    rows = torch.randint(256, (4, sizes.nbytes), dtype=torch.uint8)
     assert ranks[0].put(StoredNode(node.key, node.parent, node.start, ids[: node.end]), rows)
     wanted = [(node.key, ids[: node.end])]
     parts = [store.load(wanted)[0][0].own.rows for store in ranks]
@@ -373,7 +345,7 @@ def test_nodes_that_are_gone_are_forgotten() -> None:
 
 @given(st.text(max_size=12) | st.from_regex(r"\d{1,6}:[0-9a-f]{0,4}", fullmatch=True))
 def test_context_that_no_node_has_is_refused(context: str) -> None:
-    layout = NodeLayout(IDENTITY, "bfloat16", NodeBlocks(BLOCK, BYTES))
+    layout = NodeLayout(IDENTITY, "bfloat16", Rig.sizes)
     try:
         start, parent = placed(context)
     except ValueError:
