@@ -20,9 +20,6 @@ class IndexedHeap:
         self._heap: list[_Entry] = []
         self._pushed = 0
 
-    def __len__(self) -> int:
-        return len(self._live)
-
     def __contains__(self, key: str) -> bool:
         return key in self._live
 

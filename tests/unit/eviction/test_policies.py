@@ -7,17 +7,34 @@ import random
 from collections import Counter, OrderedDict
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from blendrag.eviction import POLICIES, EvictionPolicy, Use, make_policy
 from blendrag.eviction.gdsf import PGDSF, Counts
+from blendrag.eviction.hazard import Hazard
 from blendrag.eviction.lpc import LPC, SCALE
+from blendrag.eviction.lpc_plus import LPCPlus
 
 BUILT_IN = sorted(POLICIES)
+TAUGHT = ["taught", "taught by prefixes"]
 KEYS = [f"k{i}" for i in range(6)]
 NAN = float("nan")
+
+
+def made(name: str) -> EvictionPolicy:
+    if name not in TAUGHT:
+        return make_policy(name)
+    weights, bias = np.array([[1.0, -1.0, -1.0]]), np.log([0.1, 0.2, 0.3])
+    return LPCPlus(Hazard((0.0, 10.0, 100.0, 1000.0), {"count": (1.0,)}, weights, bias, name != "taught"))
+
+
+def holding(policy: EvictionPolicy, *keys: str) -> EvictionPolicy:
+    for key in keys:
+        policy.added(key, 1, Use(0.0))
+    return policy
 
 
 def drained(policy: EvictionPolicy) -> list[str]:
@@ -29,7 +46,7 @@ def drained(policy: EvictionPolicy) -> list[str]:
     return keys
 
 
-@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.parametrize("name", [*BUILT_IN, *TAUGHT])
 @given(
     calls=st.lists(
         st.tuples(
@@ -44,7 +61,7 @@ def test_victim_is_a_chunk_that_is_held_and_none_is_forgotten(
     name: str, calls: list[tuple[str, str, float]]
 ) -> None:
     """Whatever the clock, the costs and the forecasts are."""
-    policy, held = make_policy(name), set()
+    policy, held = made(name), set()
     for call, key, number in calls:
         match call:
             case "added":
@@ -86,10 +103,7 @@ def test_chunk_that_may_not_leave_stays_and_others_leave_in_their_order(
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_policy_that_knows_nothing_but_the_order_of_one_use_each_is_lru(name: str) -> None:
-    policy = make_policy(name)
-    for key in KEYS:
-        policy.added(key, 1, Use(at=0.0))
-    assert drained(policy) == KEYS
+    assert drained(holding(make_policy(name), *KEYS)) == KEYS
 
 
 @given(
@@ -141,9 +155,7 @@ def test_line_in_logits_orders_chunks_as_the_papers_formula(seed: int, wait: int
 @example(p=1.0)
 @given(st.floats(0.0, 1.0))
 def test_conversation_that_said_goodbye_falls_below_its_former_forecast(p: float) -> None:
-    policy = LPC()
-    policy.added("chunk", 1, Use(0.0))
-    policy.added("other", 1, Use(0.0))
+    policy = holding(LPC(), "chunk", "other")
     policy.forecast("chunk", 1.0, 0.0, "talk")
     policy.forecast("chunk", p, 0.0, "talk")
     policy.forecast("other", 0.5, 0.0, "another talk")
@@ -151,9 +163,7 @@ def test_conversation_that_said_goodbye_falls_below_its_former_forecast(p: float
 
 
 def test_block_that_a_lively_conversation_shares_stays_when_the_other_ends() -> None:
-    policy = LPC()
-    for key in ("shared", "ended"):
-        policy.added(key, 1, Use(0.0))
+    policy = holding(LPC(), "shared", "ended")
     policy.forecast("shared", 0.9, 0.0, "lively")
     for key in ("shared", "ended"):
         policy.forecast(key, 0.01, 1.0, "over")
@@ -163,9 +173,7 @@ def test_block_that_a_lively_conversation_shares_stays_when_the_other_ends() -> 
 
 @pytest.mark.parametrize("nonsense", [NAN, -0.1, 1.1, math.inf])
 def test_nonsense_for_a_forecast_moves_no_chunk(nonsense: float) -> None:
-    policy = LPC()
-    for key in ("first", "second"):
-        policy.added(key, 1, Use(0.0))
+    policy = holding(LPC(), "first", "second")
     policy.forecast("first", nonsense, 0.0)
     assert policy.victim() == "first"
 
@@ -179,9 +187,7 @@ def test_clock_that_runs_backwards_does_not_age_what_was_just_used(back: float) 
 
 
 def test_lfu_keeps_what_is_used_often_and_remembers_how_often_it_was() -> None:
-    policy = make_policy("lfu")
-    for key in "ab":
-        policy.added(key, 1, Use(0.0))
+    policy = holding(make_policy("lfu"), *"ab")
     policy.used("a", Use(1.0))
     assert policy.victim() == "b"
     policy.removed("a")
@@ -192,8 +198,7 @@ def test_lfu_keeps_what_is_used_often_and_remembers_how_often_it_was() -> None:
 
 
 def test_gdsf_lets_go_of_what_was_popular_long_ago() -> None:
-    policy = make_policy("gdsf")
-    policy.added("once popular", 1, Use(0.0))
+    policy = holding(make_policy("gdsf"), "once popular")
     for _ in range(4):
         policy.used("once popular", Use(0.0))
     evicted = []
@@ -220,9 +225,7 @@ def test_gdsfs_clock_is_the_highest_priority_that_left(calls: list[str]) -> None
 
 
 def test_chunk_that_its_owner_deleted_leaves_gdsfs_clock_alone() -> None:
-    policy = make_policy("gdsf")
-    for key in "abc":
-        policy.added(key, 1, Use(0.0))
+    policy = holding(make_policy("gdsf"), *"abc")
     for _ in range(9):
         policy.used("a", Use(0.0))
     assert policy.victim() == "b"
@@ -233,8 +236,7 @@ def test_chunk_that_its_owner_deleted_leaves_gdsfs_clock_alone() -> None:
 
 
 def test_chunk_that_was_evicted_and_came_back_leaves_gdsfs_clock_alone_when_it_is_deleted() -> None:
-    policy = make_policy("gdsf")
-    policy.added("back", 1, Use(0.0))
+    policy = holding(make_policy("gdsf"), "back")
     assert policy.victim() == "back"
     policy.removed("back")  # the clock is 1
     policy.added("popular", 1, Use(1.0))
