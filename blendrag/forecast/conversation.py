@@ -102,26 +102,19 @@ def shortened(text: str, tokenizer: Any, tokens: int) -> str:
         return text
     half = tokens // 2
     reach = half * _CHARACTERS
-    if len(text) <= 2 * reach:
-        spans = _spans(text, tokenizer)
-        if len(spans) <= tokens:
-            return text
-        return _joined(text[: spans[half - 1][1]], text[spans[-half][0] :])
-    head, tail = text[:reach], text[-reach:]
-    head_spans, tail_spans = _spans(head, tokenizer)[:half], _spans(tail, tokenizer)[-half:]
-    return _joined(
-        head[: head_spans[-1][1]] if head_spans else "", tail[tail_spans[0][0] :] if tail_spans else ""
-    )
+    head, tail = (text, text) if len(text) <= 2 * reach else (text[:reach], text[-reach:])
+    first = _spans(head, tokenizer)
+    if head is text and len(first) <= tokens:
+        return text
+    last = first if head is text else _spans(tail, tokenizer)
+    kept = head[: first[:half][-1][1]] if first else "", tail[last[-half:][0][0] :] if last else ""
+    return " … ".join(kept)
 
 
 def _spans(text: str, tokenizer: Any) -> list[tuple[int, int]]:
     """Return where each token begins and ends in ``text``."""
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     return encoded["offset_mapping"]
-
-
-def _joined(head: str, tail: str) -> str:
-    return f"{head} … {tail}"
 
 
 def _texts(messages: Messages, role: str) -> Iterator[str]:

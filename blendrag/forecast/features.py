@@ -9,7 +9,8 @@ logarithm, as the step from the first turn to the second says more than that fro
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -36,35 +37,25 @@ class Features:
 
     def rows(self, windows: Sequence[Window], progress: Progress = SILENT) -> Rows:
         """Return [windows, vectors + 1] for at least one window. Raises ModelNotFoundError."""
-        keyed, texts = self._texts(windows)
+        read = [window.prompts[-PROMPTS:] or ("",) for window in windows]
+        texts = self._texts(dict.fromkeys(chain.from_iterable(read)))
+        keys = {prompt: xxhash.xxh3_128_digest(text.encode()) for prompt, text in texts.items()}
         progress.note("embedding prompts")
-        vectors = self._vectors(texts, progress)
+        vectors = self._vectors({keys[prompt]: text for prompt, text in texts.items()}, progress)
         rows = []
-        for keys, window in zip(keyed, windows, strict=True):
-            *earlier, latest = (vectors[key] for key in keys)
+        for prompts, window in zip(read, windows, strict=True):
+            *earlier, latest = (vectors[keys[prompt]] for prompt in prompts)
             before = np.mean(earlier, axis=0) if earlier else np.zeros_like(latest)
             rows.append(np.concatenate([latest, before, [np.log1p(window.turns)]], dtype=np.float32))
         return np.stack(rows)
 
-    def _texts(self, windows: Sequence[Window]) -> tuple[list[list[bytes]], dict[bytes, str]]:
-        """Return the keys of each window's texts, oldest first, and the texts of all keys."""
+    def _texts(self, prompts: Iterable[str]) -> dict[str, str]:
+        """Return what is read of each prompt."""
         tokenizer = self.embedder.tokenizer
         special = int(tokenizer.num_special_tokens_to_add())
         limit = min(TOKENS, self.embedder.max_tokens or TOKENS) - special  # MiniLM reads 256 of a text
         share = min((TOKENS - special) // PROMPTS, limit)  # however many prompts there are: vectors are kept
-        cut: dict[str, str] = {}
-        keyed: list[list[bytes]] = []
-        texts: dict[bytes, str] = {}
-        for window in windows:
-            prompts = window.prompts[-PROMPTS:] or ("",)
-            for prompt in prompts:
-                if prompt not in cut:
-                    cut[prompt] = shortened(prompt, tokenizer, share)
-            parts = [cut[prompt] for prompt in prompts]
-            keys = [xxhash.xxh3_128_digest(part.encode()) for part in parts]
-            texts.update(zip(keys, parts, strict=True))
-            keyed.append(keys)
-        return keyed, texts
+        return {prompt: shortened(prompt, tokenizer, share) for prompt in prompts}
 
     def _vectors(self, texts: dict[bytes, str], progress: Progress) -> dict[bytes, Vector]:
         vectors = {key: self._known[key] for key in texts if key in self._known}

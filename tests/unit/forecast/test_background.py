@@ -67,11 +67,14 @@ class Answers:
 
 @contextmanager
 def live(
-    load: Callable[[], Predictor],
+    fitted: Trained | Callable[[], Predictor],
     heard: Heard,
+    embedder: WordEmbedder | None = None,
     record: Callable[[Predictor | None], Record] | None = None,
     capacity: int = 256,
 ) -> Iterator[BackgroundPredictor]:
+    beside = features(embedder)
+    load = partial(Predictor, beside, fitted.classifier) if isinstance(fitted, Trained) else fitted
     made = BackgroundPredictor(load, heard, record, capacity=capacity)
     try:
         yield made
@@ -81,8 +84,7 @@ def live(
 
 def test_full_queue_drops_and_never_waits(trained: Trained) -> None:
     gate, answers = Gate(), Answers()
-    load = lambda: Predictor(features(gate), trained.classifier)  # noqa: E731
-    with live(load, answers, capacity=8) as predictor:
+    with live(trained, answers, gate, capacity=8) as predictor:
         predictor.ask(said("first"))
         assert gate.entered.wait(WAIT_S)
         taken = [predictor.ask(said(str(number))) for number in range(50)]  # would hang here if it waited
@@ -96,8 +98,7 @@ def test_full_queue_drops_and_never_waits(trained: Trained) -> None:
 
 def test_waiting_requests_are_answered_together(trained: Trained) -> None:
     gate, answers = Gate(), Answers()
-    load = lambda: Predictor(features(gate), trained.classifier)  # noqa: E731
-    with live(load, answers) as predictor:
+    with live(trained, answers, gate) as predictor:
         predictor.ask(said("first"))
         assert gate.entered.wait(WAIT_S)
         for number in range(BATCH - 1):
@@ -117,8 +118,7 @@ def test_waiting_requests_are_answered_together(trained: Trained) -> None:
 def test_flood_of_one_prompt_is_embedded_once_and_counted(trained: Trained) -> None:
     """200,000 of them, by fifty conversations, faster than anybody answers."""
     words, answers = WordEmbedder(), Answers()
-    load = lambda: Predictor(features(words), trained.classifier)  # noqa: E731
-    with live(load, answers) as predictor:
+    with live(trained, answers, words) as predictor:
         for number in range(200_000):
             predictor.ask(said(f"c{number % 50}"))
         assert predictor._queue.qsize() <= 256
@@ -132,7 +132,7 @@ def test_flood_of_one_prompt_is_embedded_once_and_counted(trained: Trained) -> N
 @pytest.mark.parametrize("at", [-1e9, float("nan"), float("inf")])
 def test_clock_that_is_wrong_leaves_forecasts_going(tmp_path: Path, trained: Trained, at: float) -> None:
     answers, path = Answers(), tmp_path / "log.sqlite"
-    with live(lambda: Predictor(features(), trained.classifier), answers, into(PromptLog(path))) as predictor:
+    with live(trained, answers, record=into(PromptLog(path))) as predictor:
         for number, when in enumerate((5.0, at, 3.0), 1):
             predictor.ask(said("a", at=when))
             settle(predictor, number)
@@ -167,8 +167,7 @@ def test_failing_listener_or_embedder_does_not_end_the_thread(trained: Trained) 
                 raise MemoryError
             return super().embed(texts)
 
-    load = lambda: Predictor(features(Failing()), trained.classifier)  # noqa: E731
-    with live(load, heard) as predictor:
+    with live(trained, heard, Failing()) as predictor:
         for number, (conversation, prompt) in enumerate([("bad", "x"), ("a", "broken"), ("good", "x")], 1):
             predictor.ask(said(conversation, Window.of([prompt])))
             settle(predictor, number)
@@ -178,7 +177,7 @@ def test_failing_listener_or_embedder_does_not_end_the_thread(trained: Trained) 
 
 def test_log_is_filled_before_there_is_a_predictor(tmp_path: Path) -> None:
     answers, path = Answers(), tmp_path / "log.sqlite"
-    with live(lambda: Predictor(features(), None), answers, into(PromptLog(path))) as predictor:
+    with live(lambda: Predictor(features(), None), answers, record=into(PromptLog(path))) as predictor:
         for number in range(20):
             predictor.ask(said(f"c{number}", Window.of([] if number % 2 else ["hi"])))
         settle(predictor, 20)
@@ -191,7 +190,7 @@ def test_prompts_are_logged_without_an_embedder_and_without_a_conversation(tmp_p
         raise PredictorError("no embedder")
 
     path = tmp_path / "log.sqlite"
-    with live(missing, Answers(), into(PromptLog(path))) as predictor:
+    with live(missing, Answers(), record=into(PromptLog(path))) as predictor:
         predictor.ask(said("a"))
         predictor.ask(Prompt(0.0, (("chunk", 100),)))
         settle(predictor, 1)
@@ -201,15 +200,12 @@ def test_prompts_are_logged_without_an_embedder_and_without_a_conversation(tmp_p
 
 def test_what_waits_when_it_is_closed_is_logged_and_not_answered(tmp_path: Path, trained: Trained) -> None:
     gate, answers, path = Gate(), Answers(), tmp_path / "log.sqlite"
-    made = BackgroundPredictor(
-        lambda: Predictor(features(gate), trained.classifier), answers, into(PromptLog(path))
-    )
-    made.ask(said("first"))
-    assert gate.entered.wait(WAIT_S)
-    for number in range(5):
-        made.ask(said(str(number)))
-    threading.Timer(0.1, gate.opened.set).start()
-    made.close(WAIT_S)
+    with live(trained, answers, gate, into(PromptLog(path))) as predictor:
+        predictor.ask(said("first"))
+        assert gate.entered.wait(WAIT_S)
+        for number in range(5):
+            predictor.ask(said(str(number)))
+        threading.Timer(0.1, gate.opened.set).start()
     assert logged(path) == 6 and [whose for whose, _ in answers.heard] == ["first"]
 
 
@@ -219,7 +215,7 @@ def test_log_that_fails_leaves_forecasts_going(trained: Trained, caplog: pytest.
     def refused(predictor: Predictor | None) -> Record:
         raise PredictorError("cannot log")
 
-    with live(lambda: Predictor(features(), trained.classifier), answers, refused) as predictor:
+    with live(trained, answers, record=refused) as predictor:
         predictor.ask(said("a"))
         answers.wait(1)
         assert predictor.counts.reason == "cannot log"
@@ -236,8 +232,7 @@ def test_predictor_computes_on_one_processor_and_other_threads_on_all(trained: T
     usual, answers = torch.get_num_threads(), Answers()
     torch.set_num_threads(3)
     try:
-        load = lambda: Predictor(features(Noting()), trained.classifier)  # noqa: E731
-        with live(load, answers) as predictor:
+        with live(trained, answers, Noting()) as predictor:
             predictor.ask(said("a"))
             answers.wait(1)
             new = threading.Thread(target=lambda: threads.append(torch.get_num_threads()))
@@ -250,7 +245,6 @@ def test_predictor_computes_on_one_processor_and_other_threads_on_all(trained: T
 
 
 def test_closing_ends_the_thread(trained: Trained) -> None:
-    predictor = BackgroundPredictor(lambda: Predictor(features(), trained.classifier), Answers())
-    predictor.close(WAIT_S)
-    assert not predictor._thread.is_alive()
-    predictor.close(WAIT_S)
+    with live(trained, Answers()) as predictor:
+        predictor.close(WAIT_S)
+        assert not predictor._thread.is_alive()

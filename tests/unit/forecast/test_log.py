@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import subprocess
-import sys
 import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +23,7 @@ from blendrag.lab.eviction.replay import replay
 from blendrag.lab.eviction.source import open_source
 from blendrag.lab.eviction.trace import read_log
 from blendrag.lab.options import EvictionOptions
+from forked import Forked
 from word_embedder import WordEmbedder, features, say
 
 NAME = "words"  # of the embedder
@@ -197,22 +196,25 @@ def test_file_of_a_full_log_keeps_its_size(tmp_path: Path) -> None:
 # -- what may go wrong ---------------------------------------------------------------------------------------
 
 
-def test_logs_of_several_threads_keep_each_others_lines(tmp_path: Path) -> None:
+def test_threads_keep_each_others_lines(tmp_path: Path) -> None:
+    """With a log of their own, and with one for two of them."""
     made, at_once = features(), 8
     begin = threading.Barrier(at_once)
 
-    def write(name: str) -> bytes:
+    def write(name: str) -> PromptLog:
         begin.wait()
         log = opened(tmp_path)
         for at in range(20):
             say(log, made, (name, at))
-        log.close()
-        return bytes(log._salt)
+        return log
 
     with ThreadPoolExecutor(at_once) as pool:
-        salts = set(pool.map(write, map(str, range(at_once))))
-    assert len(salts) == 1
-    assert count(opened(tmp_path)) == 20 * at_once
+        logs = list(pool.map(write, map(str, range(at_once))))
+        list(pool.map(lambda at: note(logs[0], Prompt(float(at), ONE)), range(100)))
+    assert len({log._salt for log in logs}) == 1
+    assert count(opened(tmp_path)) == 20 * at_once + 100
+    for log in logs:
+        log.close()
 
 
 _WRITES = """
@@ -228,8 +230,10 @@ os._exit(9)  # killed, with the log open
 
 def test_servers_of_one_engine_that_are_killed_leave_all_their_lines(tmp_path: Path) -> None:
     path = tmp_path / "log.sqlite"
-    servers = [subprocess.Popen([sys.executable, "-c", _WRITES, str(path), name]) for name in "ab"]
-    assert [server.wait(120) for server in servers] == [9, 9]
+    servers = [Forked(_WRITES, path, name) for name in "ab"]
+    for server in servers:
+        server.communicate(120)
+    assert [server.returncode for server in servers] == [9, 9]
     assert len({request.keys for request in read_log(path).requests}) == 400
 
 
@@ -254,10 +258,7 @@ print(json.dumps(done))
 
 def test_full_disk_is_said_and_leaves_whole_lines(tmp_path: Path) -> None:
     path = tmp_path / "log.sqlite"
-    ran = subprocess.run(
-        [sys.executable, "-c", _SMALL_DISK, str(path)], capture_output=True, text=True, check=True
-    )
-    done = json.loads(ran.stdout)
+    done = json.loads(Forked(_SMALL_DISK, path).finished())
     assert 0 < sum(done) < 40
     assert len(read_log(path).requests) == sum(done) + 1, "what came when there was room again"
 
@@ -280,13 +281,6 @@ def test_database_of_something_else_is_refused_and_left_alone(tmp_path: Path) ->
         open_source(EvictionOptions(path, "1"))
     with closing(sqlite3.connect(path)) as db:
         assert db.execute("SELECT name FROM sqlite_master").fetchall() == [("chunks",)]
-
-
-def test_one_log_takes_the_lines_of_several_threads(tmp_path: Path) -> None:
-    log = opened(tmp_path)
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda at: note(log, Prompt(float(at), ONE)), range(100)))
-    assert count(log) == 100
 
 
 def test_log_whose_maker_was_killed_is_named(tmp_path: Path) -> None:
