@@ -34,7 +34,10 @@ class IndexLock:
             make_file(self._holder)
             self._holder.write_text(f"{os.getpid()} {client}" if client else str(os.getpid()))
         except Timeout:
-            raise StoreInUseError(f"the index {str(root)!r} is open in {self._describe()}") from None
+            holder = next((f"process {pid}" for pid in self._pids()), "another process")
+            raise StoreInUseError(
+                f"the index {str(root)!r} is open in {holder}: close it there first"
+            ) from None
         except OSError as error:
             self._lock.release()
             raise StoreError(
@@ -56,10 +59,6 @@ class IndexLock:
         with contextlib.suppress(OSError, ValueError):  # the holder writes it just after it has the lock
             return [int(pid) for pid in self._holder.read_text().split()]
         return []
-
-    def _describe(self) -> str:
-        holder = [f"process {pid}" for pid in self._pids()[:1]] or ["another process"]
-        return f"{holder[0]}: close it there first"
 
     def release(self) -> None:
         """Let go of the lock. Safe to call twice: the next holder's id stays."""

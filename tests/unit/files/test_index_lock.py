@@ -22,9 +22,14 @@ lock.release()
 """
 
 
-def test_index_open_elsewhere_is_refused_with_the_process_named(tmp_path: Path) -> None:
-    process = Forked(HOLDER, tmp_path)
+def holding(script: str, folder: Path) -> Forked:
+    process = Forked(script, folder)
     assert process.stdout.readline() == "held\n"
+    return process
+
+
+def test_index_open_elsewhere_is_refused_with_the_process_named(tmp_path: Path) -> None:
+    process = holding(HOLDER, tmp_path)
     with pytest.raises(StoreInUseError, match=rf"process {process.pid}\b") as caught:
         IndexLock(tmp_path)
     assert str(tmp_path) in str(caught.value)
@@ -33,8 +38,7 @@ def test_index_open_elsewhere_is_refused_with_the_process_named(tmp_path: Path) 
 
 
 def test_killed_process_does_not_leave_the_index_locked(tmp_path: Path) -> None:
-    process = Forked(HOLDER, tmp_path)
-    assert process.stdout.readline() == "held\n"
+    process = holding(HOLDER, tmp_path)
     process.kill()
     process.communicate(timeout=30)
     lock = IndexLock(tmp_path)
@@ -86,8 +90,7 @@ def test_lock_that_could_not_be_signed_is_not_kept(tmp_path: Path) -> None:
 
 
 def test_process_that_is_about_to_end_is_waited_for(tmp_path: Path) -> None:
-    process = Forked(HOLDER, tmp_path)
-    assert process.stdout.readline() == "held\n"
+    process = holding(HOLDER, tmp_path)
     threading.Timer(0.3, process.kill).start()
     IndexLock(tmp_path, 30).release()
     process.communicate(timeout=30)
@@ -138,8 +141,7 @@ with Turns(Path(sys.argv[1]) / "turns").mine():
 
 def test_turn_of_another_process_is_not_free(tmp_path: Path) -> None:
     turns = Turns(tmp_path / "turns")
-    process = Forked(TURN, tmp_path)
-    assert process.stdout.readline() == "held\n"
+    process = holding(TURN, tmp_path)
     assert not turns.free
     process.finished()
     assert turns.free
