@@ -31,19 +31,12 @@ class Fp8(ByteCodec):
         keys.copy_(_scaled(key, key_scale.unsqueeze(-3)))
         values.copy_(_scaled(value, value_scale))
 
-    def read(self, parts: Sequence[torch.Tensor], key: torch.Tensor, value: torch.Tensor) -> None:
-        middle, key_scale, value_scale, keys, values = parts
-        n = len(key)
-        torch.addcmul(middle, _as_float16(keys[:n]), key_scale, out=key)
-        torch.mul(_as_float16(values[:n]), value_scale[:n], out=value)
+    def numbers(self, stored: torch.Tensor) -> torch.Tensor:
+        """Return e4m3 numbers times 2^-8 in float16, exactly."""
+        bits = stored.view(torch.int8).to(torch.int16)  # the sign fills the upper byte
+        return bits.bitwise_left_shift_(_SHIFT).bitwise_and_(~_SIGN_TWICE).view(torch.float16)
 
 
 def _scaled(numbers: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     divisor = torch.where(scale == 0, 1, scale.float())
     return (numbers / divisor).div_(_SMALLER).clamp_(-_MOST, _MOST)
-
-
-def _as_float16(numbers: torch.Tensor) -> torch.Tensor:
-    """Return e4m3 numbers times 2^-8, exactly."""
-    bits = numbers.view(torch.int8).to(torch.int16)  # the sign fills the upper byte
-    return bits.bitwise_left_shift_(_SHIFT).bitwise_and_(~_SIGN_TWICE).view(torch.float16)

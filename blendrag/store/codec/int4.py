@@ -25,14 +25,8 @@ class Int4(PartedCodec):
         of_keys = (_groups(tokens), self.heads, self.size)
         of_values = (tokens, self.heads, _groups(self.size))
         pairs = (_half(tokens), self.heads, self.size)
-        return (
-            (of_keys, self.dtype),
-            (of_keys, self.dtype),
-            (of_values, self.dtype),
-            (of_values, self.dtype),
-            (pairs, torch.uint8),
-            (pairs, torch.uint8),
-        )
+        shapes = (of_keys, of_keys, of_values, of_values)
+        return *((shape, self.dtype) for shape in shapes), (pairs, torch.uint8), (pairs, torch.uint8)
 
     def write(self, parts: Sequence[torch.Tensor], key: torch.Tensor, value: torch.Tensor) -> None:
         key_least, key_step, value_least, value_step, keys, values = parts
@@ -64,12 +58,8 @@ class Int4(PartedCodec):
             )
         if split < n:
             torch.addcmul(key_least[whole], counts[split:], key_step[whole], out=key[split:])
-        torch.addcmul(
-            self._per_channel(value_least[:n]),
-            _unpack(values, n),
-            self._per_channel(value_step[:n]),
-            out=value,
-        )
+        least, step = (self._per_channel(each[:n]) for each in (value_least, value_step))
+        torch.addcmul(least, _unpack(values, n), step, out=value)
 
     def _per_channel(self, groups: torch.Tensor) -> torch.Tensor:
         """Return the numbers copied out: PyTorch's kernel is ten times slower if it has to broadcast within a

@@ -28,9 +28,3 @@ class Int8(ByteCodec):
         keys.copy_(multiples(key - low.unsqueeze(-3), key_step.unsqueeze(-3), 0, 255))
         value_step.copy_(self.step(value.abs().amax(-1, keepdim=True) / 127))
         values.copy_(multiples(value, value_step, -127, 127))
-
-    def read(self, parts: Sequence[torch.Tensor], key: torch.Tensor, value: torch.Tensor) -> None:
-        least, key_step, value_step, keys, values = parts
-        n = len(key)
-        torch.addcmul(least, keys[:n], key_step, out=key)
-        torch.mul(values[:n], value_step[:n], out=value)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -89,28 +91,25 @@ def half_steps(codec: Codec, kv: torch.Tensor) -> torch.Tensor:
     return torch.stack([key, value], 1) * (1 + 2 * kind.eps) + rounding
 
 
+def within_half_a_step(codec: Any, kv: torch.Tensor) -> bool:
+    kept = kv.clamp(-codec.limit, codec.limit)
+    error = (both_ways(codec, kv).double() - kept.double()).abs()
+    return bool((error <= half_steps(codec, kept)).all())
+
+
 @given(kv=kvs(), name=st.sampled_from(LOSSY))
 def test_number_is_off_by_half_a_step_at_most(name: str, kv: torch.Tensor) -> None:
-    codec = make_codec(name, *kv.shape[3:], kv.dtype)
-    kv = kv.clamp(-codec.limit, codec.limit)
-    error = (both_ways(codec, kv).double() - kv.double()).abs()
-    assert (error <= half_steps(codec, kv)).all()
-
-
-@given(kv=kvs(), name=st.sampled_from(ALL))
-def test_finite_stays_finite(name: str, kv: torch.Tensor) -> None:
-    assert both_ways(make_codec(name, *kv.shape[3:], kv.dtype), kv).isfinite().all()
+    """Also of what is too large, and becomes the limit: what was finite stays finite."""
+    assert within_half_a_step(make_codec(name, *kv.shape[3:], kv.dtype), kv)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", LOSSY)
 def test_largest_numbers_do_not_overflow(name: str, dtype: torch.dtype) -> None:
-    codec, most = make_codec(name, 1, 4, dtype), torch.finfo(dtype).max
+    most = torch.finfo(dtype).max
     kv = torch.tensor([most, -most, 0, most / 8], dtype=dtype).repeat(1, 2, 8, 1, 1)
     kv[:, :, 4:] *= -1
-    kept = kv.clamp(-codec.limit, codec.limit)
-    error = (both_ways(codec, kv).double() - kept.double()).abs()
-    assert (error <= half_steps(codec, kept)).all()
+    assert within_half_a_step(make_codec(name, 1, 4, dtype), kv)
 
 
 @given(kv=kvs(), name=st.sampled_from(ALL), data=st.data())
@@ -144,19 +143,13 @@ def test_row_is_as_long_as_announced(name: str, kv: torch.Tensor) -> None:
     rows = codec.encode(kv)
     assert rows.dtype == torch.uint8 and rows.is_contiguous()
     assert rows.shape == (len(kv), codec.row_bytes(kv.shape[2]))
+    assert name == "raw" or rows.shape[1] % 16 == 0, "its parts are aligned"
 
 
 @given(kv=kvs())
 def test_raw_keeps_every_bit(kv: torch.Tensor) -> None:
     found = both_ways(make_codec("raw", *kv.shape[3:], kv.dtype), kv)
     assert torch.equal(found.view(torch.uint8), kv.view(torch.uint8))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", LOSSY)
-def test_rows_parts_are_aligned(name: str, dtype: torch.dtype) -> None:
-    for tokens in (1, 3, 33):
-        assert make_codec(name, 1, 5, dtype).row_bytes(tokens) % 16 == 0
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
