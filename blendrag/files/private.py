@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from pathlib import Path
@@ -31,15 +32,18 @@ def make_file(path: Path) -> None:
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Put a file of mode 0600 in place of what is there, wholly or not at all. Raises OSError."""
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-")
+def write_whole(path: Path, *parts: bytes | memoryview, beside: Path | None = None) -> None:
+    """Put a file of mode 0600 in place of what is there, wholly or not at all. beside: the folder that has it
+    until it is whole; None: its own. Raises OSError."""
+    descriptor, temporary = tempfile.mkstemp(dir=beside or path.parent, prefix=f".{path.stem}-")
     try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
+            for part in parts:
+                file.write(part)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
         raise

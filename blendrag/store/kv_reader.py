@@ -84,12 +84,11 @@ class KVReader:
         answers: list[Opened | Miss] = []
         for key, token_ids in wanted:
             if key not in found:
-                answers.append(self._miss(key, reasons.get(key, "missing")))
+                answers.append(Miss(reasons.get(key, "missing")))
             elif not found[key].head.starts_with(token_ids):
                 answers.append(Miss("mismatch"))
             else:
                 answers.append(found[key])
-                self._seen(key, int(use))
         used = {id(one) for one in answers}
         self.close_records([one for one in found.values() if id(one) not in used])
         if use:
@@ -153,14 +152,8 @@ class KVReader:
         """Note that a prompt had these chunks' KV from elsewhere, which is a use of those that are here."""
         self.policies.used(prompt, prompt)
 
-    def _seen(self, key: str, uses: int) -> None:
-        """Note that a chunk was asked for, and is there."""
-
     def _put_aside(self, tier: Tier, key: str) -> None:
         tier.count(damaged=1)
-
-    def _miss(self, key: str, reason: Reason) -> Miss:
-        return Miss(reason)
 
     # -- what leaves --------------------------------------------------------------------------------------
 

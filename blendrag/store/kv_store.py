@@ -17,7 +17,7 @@ from blendrag.store.catalogue import Catalogue
 from blendrag.store.identity import NO_CONTEXT, KVIdentity
 from blendrag.store.kv_reader import KVReader, WantedChunks, close_all, read_whole
 from blendrag.store.primary import Primary, delete_from
-from blendrag.store.record import NO_DRAFTS, DamagedError, DraftLayers, Layout, Miss, Reason, Record
+from blendrag.store.record import NO_DRAFTS, DamagedError, DraftLayers, Layout, Miss, Record
 from blendrag.store.replicas import Replicas
 from blendrag.store.stack import TierSpec, primary_at
 from blendrag.store.tiers import Context, DiskTier, GoneError, Opened, RamTier, Tier, TierError, make_tier
@@ -114,14 +114,13 @@ class KVStore(KVReader):
                 remedy = "give a disk tree_bytes" if layout else "add a tier below it"
                 raise ConfigError(f"{shards} ranks cannot share KV by RAM alone: {remedy}")
             layout = layout or Layout(identity, dtype, own, shards)
-            primary = Primary(catalogue)
-            for own_at, spec in enumerate(stack):
-                evicting = primary.evicting if own_at == at else None
+            primary = Primary(catalogue, tiers, at)
+            for spec in stack:
+                evicting = primary.evicting if len(tiers) == at else None
                 tier = make_tier(spec, layout, Context(root / "kv", catalogue.recent, evicting))
                 if isinstance(tier, LocalTier) and parents is not None:
                     tier.parents = parents
                 tiers.append(tier)
-            primary.attach(tiers[at], tiers[:at], tiers[at + 1 :])
             store = cls(catalogue, tiers, layout, primary)
             store._recover()
             store._opened = opened.pop_all()
@@ -170,11 +169,7 @@ class KVStore(KVReader):
 
     def _delete(self, keys: Sequence[str], everywhere: bool) -> tuple[int, list[str]]:
         primary = self._primary.tier
-        elsewhere = [
-            tier
-            for tier in reversed(self.tiers)
-            if tier is not primary and (not tier.local or tier.spec.path is not None)
-        ]
+        elsewhere = [one for one in reversed(self.tiers) if one is not primary and one.spec.elsewhere]
         unreachable = [tier.name for tier in elsewhere if delete_from(tier, keys) is None]
         dropped = 0
         if not (everywhere and unreachable):
@@ -193,6 +188,11 @@ class KVStore(KVReader):
 
     def open_records(self, wanted: WantedChunks, *, use: bool = False) -> list[Opened | Miss]:
         answers = super().open_records(wanted, use=use)
+        for (key, _), answer in zip(wanted, answers, strict=True):
+            if isinstance(answer, Opened):
+                self._usage.seen(key, int(use))
+            elif answer.reason in ("missing", "damaged"):
+                self._primary.lost(key)
         if self._usage.due():
             self.replicas.after_promotions(self._usage.flush)
         return answers
@@ -201,9 +201,6 @@ class KVStore(KVReader):
         super().used(prompt)
         for key in prompt:
             self._usage.seen(key, uses=1)
-
-    def _seen(self, key: str, uses: int) -> None:
-        self._usage.seen(key, uses)
 
     def adopt(self, wanted: WantedChunks) -> set[str]:
         """Take over what another engine has put into a tier below the primary. Returns the keys."""
@@ -236,14 +233,13 @@ class KVStore(KVReader):
                     if isinstance(opened, Exception):
                         raise opened
                     read_whole(opened)
+                    nowhere.pop(key, None)
                 except DamagedError:
                     self._put_aside(tier, key)
                 except GoneError:
                     continue
                 except TierError:
                     nowhere.pop(key, None)  # a tier may have it
-                else:
-                    nowhere.pop(key, None)
                 finally:
                     self.close_records([opened] if isinstance(opened, Opened) else [])
         return [key for key in nowhere if self._primary.lost(key)]
@@ -260,11 +256,6 @@ class KVStore(KVReader):
         else:
             super()._put_aside(tier, key)
             delete_from(tier, [key])
-
-    def _miss(self, key: str, reason: Reason) -> Miss:
-        if reason in ("missing", "damaged"):
-            self._primary.lost(key)
-        return Miss(reason)
 
     # -- the rest -----------------------------------------------------------------------------------------
 

@@ -73,10 +73,11 @@ class Policies:
 
 
 class _Times:
-    """The time that calls took, waiting for locks included."""
+    """The time that calls took, waiting for locks included: how many there were, their seconds, and the
+    milliseconds of the longest."""
 
     def __init__(self) -> None:
-        self._calls, self._seconds, self._worst = 0, 0.0, 0.0
+        self._stats = {"calls": 0, "seconds": 0.0, "worst_ms": 0.0}
         self._lock = threading.Lock()
 
     @contextmanager
@@ -87,11 +88,10 @@ class _Times:
         finally:
             took = time.perf_counter() - begin
             with self._lock:
-                self._calls += 1
-                self._seconds += took
-                self._worst = max(self._worst, took)
+                self._stats["calls"] += 1
+                self._stats["seconds"] += took
+                self._stats["worst_ms"] = max(self._stats["worst_ms"], 1e3 * took)
 
     def stats(self) -> dict[str, float]:
-        """Return how many calls there were, their seconds, and the milliseconds of the longest."""
         with self._lock:
-            return {"calls": self._calls, "seconds": self._seconds, "worst_ms": 1e3 * self._worst}
+            return dict(self._stats)

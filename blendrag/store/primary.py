@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from blendrag.errors import StoreError
 from blendrag.store.catalogue import Catalogue
@@ -16,22 +16,19 @@ from blendrag.store.tiers.local import LocalTier
 class Primary:
     """The primary tier and the catalogue, in step even after a crash: the catalogue notes a file before it
     may be deleted, and a file that nobody waits for before it is written. So :meth:`recover` has to look at
-    few files, however many there are."""
+    few files, however many there are.
 
-    tier: Tier
+    tiers: all of the stack, which may still be made. at: the place of the primary one.
+    """
 
-    def __init__(self, catalogue: Catalogue) -> None:
-        self._catalogue = catalogue
-        self._faster: Sequence[RamTier] = ()
-        self._slower: Sequence[Tier] = ()
+    def __init__(self, catalogue: Catalogue, tiers: Sequence[Tier], at: int) -> None:
+        self._catalogue, self._tiers, self._at = catalogue, tiers, at
         self._evicted: list[str] = []
         self._state = threading.Lock()  # over a record and what the catalogue says of it
 
-    def attach(self, tier: Tier, faster: Iterable[Tier], slower: Sequence[Tier]) -> None:
-        """Set the tier and its neighbours. ``faster``: the tiers above, which do not keep a chunk that has
-        left for good. ``slower``: the tiers below, from which it can still be had if they have it."""
-        self.tier, self._slower = tier, slower
-        self._faster = [one for one in faster if isinstance(one, RamTier)]
+    @property
+    def tier(self) -> Tier:
+        return self._tiers[self._at]
 
     def knows(self, key: str) -> bool:
         """Return whether the catalogue wants the chunk."""
@@ -43,13 +40,14 @@ class Primary:
 
     def evicting(self, key: str) -> None:
         """Note that the tier is about to drop a record for another one."""
-        below = any(_has(tier, key) for tier in self._slower)
+        below = any(_has(tier, key) for tier in self._tiers[self._at + 1 :])  # it can still be had
         with self._state:
             self._catalogue.evict([key], keep_ready=below)
             self._evicted.append(key)
         if not below:
-            for tier in self._faster:
-                tier.delete([key])
+            for tier in self._tiers[: self._at]:
+                if isinstance(tier, RamTier):
+                    tier.delete([key])
 
     def put(self, record: Record) -> bool:
         """Store a record; False if the catalogue does not want it (any more).

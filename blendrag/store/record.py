@@ -310,9 +310,9 @@ class Record:
         """Return the bytes of the KV as it is stored."""
         return self.rows.numel()
 
-    @property
-    def whole(self) -> bool:
-        return len(self.rows) == self.head.num_rows
+    def bytes(self) -> bytes:
+        """Return a whole record as servers keep it."""
+        return b"".join((self.head.bytes(), self.rows.view(-1).numpy().data))
 
     @property
     def own(self) -> Record:

@@ -81,6 +81,11 @@ class TierSpec(BaseModel):
         return "url" in _ALLOWED[self.kind]
 
     @property
+    def elsewhere(self) -> bool:
+        """Return whether the tier is a server, or a folder besides the index's own."""
+        return self.on_server or self.path is not None
+
+    @property
     def writes(self) -> Write:
         return self.write or ("behind" if self.on_server else "through")
 

@@ -47,5 +47,5 @@ def flip(path: Path, at: int) -> None:
 def write_record(root: Path, record: Record) -> Path:
     path = root / "kv" / record.key[:2] / f"{record.key}.safetensors"
     path.parent.mkdir(exist_ok=True)
-    path.write_bytes(record.head.bytes() + record.rows.numpy().tobytes())
+    path.write_bytes(record.bytes())
     return path

@@ -195,11 +195,6 @@ def gone(root: Path, chunk: Chunk) -> bool:
     return pending == [chunk.key] and nbytes == 0 and not files(root) and aside
 
 
-def raw(record: Record) -> bytes:
-    """The bytes that every tier keeps of a record."""
-    return record.head.bytes() + record.rows.numpy().tobytes()
-
-
 def from_bytes(data: bytes, key: str, layout: Layout = LAYOUT) -> Record:
     """A record from all of its bytes, verified. Raises DamagedError."""
     head = layout.parse(key, data, len(data))

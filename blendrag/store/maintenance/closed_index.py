@@ -23,7 +23,7 @@ from blendrag.store.tiers.disk import LONGEST_WRITE_S, NO_ROOM, QUARANTINE, SUFF
 
 DATABASES = ("catalogue.sqlite", "ledger.sqlite", "chroma/chroma.sqlite3")  # an index has these
 
-_SHARD = re.compile(r"[0-9a-f]{2}")
+SHARDS = [f"{number:02x}" for number in range(256)]  # the first two digits of keys
 _RECORD = re.compile(rf"([0-9a-f]{{32}}){re.escape(SUFFIX)}")
 
 
@@ -50,13 +50,10 @@ class RecordFolder:
     def path(self, key: str) -> Path:
         return self.root / key[:2] / f"{key}{SUFFIX}"
 
-    def shards(self) -> Iterator[tuple[str, dict[str, int]]]:
-        """Yield, for each pair of first digits that a key can have, the size of each record's file, by
-        key."""
-        for number in range(256):
-            name = f"{number:02x}"
-            files = _files(self.root / name)
-            yield name, {match[1]: file.st_size for at, file in files if (match := record_name(at, name))}
+    def records(self, shard: str) -> dict[str, int]:
+        """Return the size of each record's file in a shard, by key."""
+        files = _files(self.root / shard)
+        return {match[1]: file.st_size for name, file in files if (match := record_name(name, shard))}
 
     def temporary(self) -> list[tuple[Path, int]]:
         """Return the files that were being written when a process died, with their sizes."""
@@ -75,7 +72,7 @@ class RecordFolder:
             for entry in os.scandir(self.root):
                 if entry.name in (TEMPORARY, QUARANTINE):
                     continue
-                if not _SHARD.fullmatch(entry.name) or not entry.is_dir(follow_symlinks=False):
+                if entry.name not in SHARDS or not entry.is_dir(follow_symlinks=False):
                     yield Path(entry.path)
                     continue
                 for file in os.scandir(entry.path):
@@ -129,12 +126,16 @@ def record_folders(index: ClosedIndex, stack: Sequence[TierSpec]) -> list[Record
 
     Raises ConfigError for a stack without a primary tier.
     """
-    primary, dtype = stack[primary_at(stack)], index.catalogue.dtype
+    primary = stack[primary_at(stack)]
     folders = [index.kv] if any((spec.kind, spec.path) == ("disk", None) for spec in stack) else []
-    if primary.path is not None and dtype is not None:
-        digest = Layout(index.catalogue.identity, dtype).digest
-        folders.append(RecordFolder(primary.path.expanduser() / digest, shared=True))
+    if primary.path is not None and (layout := layout_of(index.catalogue)):
+        folders.append(RecordFolder(primary.path.expanduser() / layout.digest, shared=True))
     return folders
+
+
+def layout_of(catalogue: Catalogue) -> Layout | None:
+    """Return the layout of an index's records; None if no engine has written any yet."""
+    return None if catalogue.dtype is None else Layout(catalogue.identity, catalogue.dtype)
 
 
 @contextlib.contextmanager
@@ -143,12 +144,10 @@ def other_tiers(catalogue: Catalogue, stack: Sequence[TierSpec]) -> Iterator[lis
 
     Raises ConfigError for a tier that cannot be used as it is described.
     """
-    own = {("disk", None), ("ram", None)}
-    elsewhere = [spec for spec in stack if (spec.kind, spec.path) not in own]
+    elsewhere = [spec for spec in stack if spec.elsewhere]
     tiers: list[Tier] = []
     try:
-        if elsewhere and catalogue.dtype is not None:
-            layout = Layout(catalogue.identity, catalogue.dtype)
+        if elsewhere and (layout := layout_of(catalogue)):
             for spec in elsewhere:
                 tiers.append(make_tier(spec, layout, Context(Path())))
         yield tiers
@@ -164,7 +163,8 @@ def not_mounted(spec: TierSpec) -> bool:
 def no_index(folder: Path | str) -> StoreError:
     """Return the error for a folder that holds no KV, with the name of a similar neighbour."""
     root = Path(folder).expanduser().resolve()
-    if _is_served(root / "ledger.sqlite"):
+    # By their fingerprints: an index of ours that has lost its catalogue has a ledger, too.
+    if number_in(root / "ledger.sqlite", "SELECT COUNT(*) FROM documents WHERE fingerprint LIKE 'served %'"):
         return StoreError(
             f"the KV of index {str(folder)!r} is a server's: ask with --server, and look after the KV there"
             " (/v1/kb); to delete a document, ingest again without it"
@@ -175,13 +175,13 @@ def no_index(folder: Path | str) -> StoreError:
     return StoreError(f"no index at {str(folder)!r}{hint}: ingest something first")
 
 
-def _is_served(ledger: Path) -> bool:
-    """Return whether a ledger says that its documents' KV is a server's, by their fingerprints: an index of
-    ours that has lost its catalogue has a ledger, too."""
-    if ledger.is_file():
-        with contextlib.suppress(StoreError), opened(ledger) as db:
-            return bool(db.execute("SELECT 1 FROM documents WHERE fingerprint LIKE 'served %'").fetchone())
-    return False
+def number_in(database: Path, query: str) -> int:
+    """Return the number that a query gives; 0 if the file is not there, or not what it should be."""
+    with contextlib.suppress(StoreError):
+        if database.is_file():
+            with opened(database) as db:
+                return int(db.execute(query).fetchone()[0] or 0)
+    return 0
 
 
 def _files(folder: Path) -> list[tuple[str, os.stat_result]]:

@@ -11,13 +11,14 @@ from blendrag.files.sqlite import compact
 from blendrag.progress import SILENT, Progress
 from blendrag.store.maintenance.closed_index import (
     DATABASES,
+    SHARDS,
     ClosedIndex,
     RecordFolder,
+    layout_of,
     not_mounted,
     record_folders,
     remove,
 )
-from blendrag.store.record import Layout
 from blendrag.store.stack import OWN_FOLDER, TierSpec, primary_at
 from blendrag.store.tiers import Context, DiskTier, TierError, make_tier
 
@@ -60,7 +61,8 @@ def collect(index: ClosedIndex, stack: Sequence[TierSpec] = OWN_FOLDER, progress
     progress.note("removing files")
     doomed = set(index.catalogue.doomed())
     freed.left = _bury(index, stack, doomed, freed)
-    for shard, records in index.kv.shards():
+    for shard in SHARDS:
+        records = index.kv.records(shard)
         useless = set(records) - index.catalogue.ready_from(shard)
         useless -= index.catalogue.pending_among(useless)
         for key in sorted(useless):
@@ -90,13 +92,13 @@ def _bury(index: ClosedIndex, stack: Sequence[TierSpec], doomed: set[str], freed
 
 def _delete(index: ClosedIndex, spec: TierSpec, keys: set[str], freed: Freed) -> set[str]:
     """Delete records from a tier. Returns those of ``keys`` that it still has, or may have."""
-    dtype = index.catalogue.dtype
-    if not keys or dtype is None:  # no engine has written anywhere
+    layout = layout_of(index.catalogue)
+    if not keys or layout is None:
         return set()
     if not_mounted(spec):
         return keys
     unlimited = spec.model_copy(update={"bytes": None, "chunks": None})
-    tier = make_tier(unlimited, Layout(index.catalogue.identity, dtype), Context(index.kv.root))
+    tier = make_tier(unlimited, layout, Context(index.kv.root))
     with contextlib.closing(tier):
         try:
             there = tier.has(keys)

@@ -13,12 +13,14 @@ from typing import Any, Literal
 import torch
 
 from blendrag.errors import StoreError
-from blendrag.files.sqlite import check, opened
+from blendrag.files.sqlite import check
 from blendrag.progress import SILENT, Progress
 from blendrag.store.maintenance.closed_index import (
     DATABASES,
+    SHARDS,
     ClosedIndex,
     RecordFolder,
+    number_in,
     record_folders,
     remove,
 )
@@ -121,11 +123,9 @@ class Verifier:
         self._vectors()
         doomed = set(self._catalogue.doomed())
         report.doomed = len(doomed)
-        listings = [folder.shards() for folder in self._folders]
-        for number in range(256):
-            shard = f"{number:02x}"
+        for shard in SHARDS:
             ready = self._catalogue.ready_from(shard)
-            there = [set(next(listing)[1]) for listing in listings]
+            there = [set(folder.records(shard)) for folder in self._folders]
             self._find(ready.difference(*there))
             for folder, keys in zip(self._folders, there, strict=True):
                 self._shard(folder, keys, ready, doomed)
@@ -136,8 +136,8 @@ class Verifier:
     def _vectors(self) -> None:
         """Compare the number of rows in the vector store with that of the chunks, and look for its files."""
         ledger, chroma = (self._index.root / name for name in DATABASES[1:])
-        chunks = _number(ledger, "SELECT SUM(json_array_length(chunk_keys)) FROM documents")
-        if (rows := _number(chroma, _ROWS)) < chunks:
+        chunks = number_in(ledger, "SELECT SUM(json_array_length(chunk_keys)) FROM documents")
+        if (rows := number_in(chroma, _ROWS)) < chunks:
             self._add("vectors", "chroma", f"{rows:,} of {chunks:,} rows: the next ingest writes the others")
         for folder in sorted({path.parent for path in chroma.parent.glob("*/*")}):
             sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
@@ -148,10 +148,7 @@ class Verifier:
         """Look at the files that are no records."""
         self._report.quarantined += len(folder.quarantined())
         for path, _ in folder.temporary():
-            self._add("half-written", path.name)
-            if self._repair:
-                remove(path)
-                self._report.repaired += 1
+            self._useless("half-written", path.name, path)
         for path in folder.strangers():
             self._add("stranger", str(path.relative_to(folder.root.parent)))
 
@@ -159,6 +156,12 @@ class Verifier:
         self._report.counts[kind] += 1
         if len(self._report.problems) < _LISTED:
             self._report.problems.append(Problem(kind, name, detail))
+
+    def _useless(self, kind: ProblemKind, name: str, path: Path) -> None:
+        self._add(kind, name)
+        if self._repair:
+            remove(path)
+            self._report.repaired += 1
 
     def _shard(self, folder: RecordFolder, there: set[str], ready: set[str], doomed: set[str]) -> None:
         # The process died after writing it, before the catalogue knew: the next opening takes it in.
@@ -168,10 +171,7 @@ class Verifier:
             self._report.foreign += len(orphans)
             orphans = set()
         for key in sorted(orphans):
-            self._add("orphan", key)
-            if self._repair:
-                remove(folder.path(key))
-                self._report.repaired += 1
+            self._useless("orphan", key, folder.path(key))
         expected = sorted((there & ready) | pending)
         for at, key in enumerate(expected):
             for following in expected[at + 1 : at + 2]:
@@ -236,15 +236,6 @@ class Verifier:
         finally:
             tier.close_record(opened)
         return head.nbytes
-
-
-def _number(path: Path, query: str) -> int:
-    """Return the number that a query gives; 0 if the file is not there, or not what it should be."""
-    with contextlib.suppress(StoreError):
-        if path.is_file():
-            with opened(path) as db:
-                return int(db.execute(query).fetchone()[0] or 0)
-    return 0
 
 
 def _read_ahead(path: Path) -> None:

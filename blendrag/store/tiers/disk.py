@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import itertools
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,6 +12,7 @@ from pathlib import Path
 import torch
 
 from blendrag.errors import StoreError, StoreFullError
+from blendrag.files.private import write_whole
 from blendrag.store.record import HEAD_READ, DamagedError, Layout, Record
 from blendrag.store.stack import TierSpec
 from blendrag.store.tiers.interface import Context, Found, Opened, Read, Tier, TierError, register_tier
@@ -46,7 +46,6 @@ class DiskTier(LocalTier):
     ) -> None:
         super().__init__(spec, layout, on_evict)
         self._root, self._known = root, found
-        self._names = itertools.count()
         try:
             for folder in (root, root / TEMPORARY):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -76,44 +75,31 @@ class DiskTier(LocalTier):
 
     # -- reading ------------------------------------------------------------------------------------------
 
-    def open(self, keys: Sequence[str]) -> Mapping[str, Opened | Exception]:
+    def _open(self, keys: Sequence[str]) -> Mapping[str, Opened | Exception]:
         found: dict[str, Opened | Exception] = {}
         for key in keys:
             try:
-                opened = self._open(key)
-            except (DamagedError, TierError) as error:
+                found[key] = self._open_one(key)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                found[key] = _trouble(key, error)
+            except DamagedError as error:
                 found[key] = error
-            else:
-                if opened is not None:
-                    found[key] = opened
-        hits = _count(found, Opened)
-        self.count(hits=hits, misses=len(keys) - hits, errors=_count(found, TierError))
         return found
 
-    def _open(self, key: str) -> Opened | None:
-        try:
-            descriptor = os.open(self.path(key), os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise _trouble(key, error) from error
+    def _open_one(self, key: str) -> Opened:
+        descriptor = os.open(self.path(key), os.O_RDONLY | os.O_CLOEXEC)
         try:
             size, wanted = os.fstat(descriptor).st_size, HEAD_READ
             while isinstance(head := self.layout.parse(key, os.pread(descriptor, wanted, 0), size), int):
                 wanted = head
-        except OSError as error:
-            os.close(descriptor)
-            raise _trouble(key, error) from error
         except BaseException:
             os.close(descriptor)
             raise
         return Opened(self, head, _File(descriptor))
 
-    def read(self, wanted: Sequence[Read]) -> list[torch.Tensor]:
-        return [self._rows(one) for one in wanted]
-
-    @staticmethod
-    def _rows(one: Read) -> torch.Tensor:
+    def _rows(self, one: Read) -> torch.Tensor:
         head, file = one.opened.head, one.opened.source
         assert isinstance(file, _File)
         buffer = one.into.view(-1).numpy().data
@@ -141,24 +127,11 @@ class DiskTier(LocalTier):
     # -- writing ------------------------------------------------------------------------------------------
 
     def _write(self, record: Record) -> None:
-        path = self.path(record.key)
-        temporary = self._root / TEMPORARY / f"{record.key}.{os.getpid()}.{next(self._names)}"
+        path, rows = self.path(record.key), record.rows.view(-1).numpy().data
         try:
             if not path.parent.is_dir():
                 path.parent.mkdir(mode=0o700, exist_ok=True)
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            try:
-                with os.fdopen(descriptor, "wb", buffering=0) as file:
-                    for part in (record.head.bytes(), record.rows.view(-1).numpy().data):
-                        left = memoryview(part)
-                        while left:
-                            left = left[file.write(left) :]
-                    os.fsync(file.fileno())
-                os.replace(temporary, path)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    temporary.unlink(missing_ok=True)
-                raise
+            write_whole(path, record.head.bytes(), rows, beside=self._root / TEMPORARY)
             _sync_folder(path.parent)
         except OSError as error:
             if error.errno in NO_ROOM:
@@ -239,10 +212,6 @@ def _trouble(key: str, error: OSError) -> Exception:
     if error.errno == errno.EIO:
         return DamagedError(f"{key}: {error.strerror}")
     return TierError(f"{key}: {error.strerror}")  # too many open files, perhaps: no reason to drop the record
-
-
-def _count(found: Mapping[str, object], kind: type) -> int:
-    return sum(isinstance(one, kind) for one in found.values())
 
 
 def _sync_folder(folder: Path) -> None:

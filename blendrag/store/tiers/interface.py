@@ -6,7 +6,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -29,26 +29,11 @@ class GoneError(TierError):
 
 
 LEVELS = ("chunks", "bytes")
-"""The statistics that say what a tier holds now; the others grow."""
+"""The statistics that say what a tier holds now, as far as it knows; the others grow."""
 
-
-@dataclass(slots=True)
-class TierStats:
-    """Counters since the tier was opened; ``chunks`` and ``bytes``: what it holds now, as far as it knows.
-
-    errors: calls that failed. refused: calls that were not made, because the tier had failed just before.
-    """
-
-    chunks: int = 0
-    bytes: int = 0
-    hits: int = 0
-    misses: int = 0
-    puts: int = 0
-    promotions: int = 0
-    evictions: int = 0
-    damaged: int = 0
-    errors: int = 0
-    refused: int = 0
+_COUNTERS = ("hits", "misses", "puts", "promotions", "evictions", "damaged", "errors", "refused")
+"""The other statistics, since the tier was opened. errors: calls that failed. refused: calls that were not
+made, because the tier had failed just before."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,11 +81,10 @@ class Tier(ABC):
     once (more where a call is slow)."""
 
     group: int = 1
-    local: bool = True  # False: a call can hang on another machine
 
     def __init__(self, spec: TierSpec, layout: Layout) -> None:
         self.spec, self.layout, self.name = spec, layout, spec.label
-        self._stats = TierStats()
+        self._stats = dict.fromkeys(LEVELS + _COUNTERS, 0)
         self._lock = threading.RLock()  # bookkeeping: held for moments
 
     @classmethod
@@ -114,13 +98,21 @@ class Tier(ABC):
         """Return whether ``chunks`` and ``bytes`` of its statistics are all that it holds."""
         return False
 
-    @abstractmethod
     def open(self, keys: Sequence[str]) -> Mapping[str, Opened | Exception]:
         """Open those of ``keys`` that are there. Each is opened, or has the DamagedError or TierError of its
         own.
 
         Counts hits and misses. Raises TierError if the tier as a whole fails.
         """
+        found = self._open(keys)
+        hits = sum(isinstance(one, Opened) for one in found.values())
+        errors = sum(isinstance(one, TierError) for one in found.values())
+        self.count(hits=hits, misses=len(set(keys)) - hits, errors=errors)
+        return found
+
+    @abstractmethod
+    def _open(self, keys: Sequence[str]) -> Mapping[str, Opened | Exception]:
+        """Do as :meth:`open`, and count nothing."""
 
     @abstractmethod
     def read(self, wanted: Sequence[Read]) -> list[torch.Tensor]:
@@ -147,7 +139,7 @@ class Tier(ABC):
 
     def stats(self) -> dict[str, int]:
         with self._lock:
-            return asdict(self._stats)
+            return dict(self._stats)
 
     def close(self) -> None:  # noqa: B027
         """Give back connections and files."""
@@ -156,7 +148,7 @@ class Tier(ABC):
         """Add to the statistics."""
         with self._lock:
             for name, by in counts.items():
-                setattr(self._stats, name, getattr(self._stats, name) + by)
+                self._stats[name] += by
 
 
 TIERS = Registry[Tier]("tier")

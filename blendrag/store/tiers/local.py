@@ -9,11 +9,13 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+import torch
+
 from blendrag.errors import StoreFullError
 from blendrag.eviction import EvictionPolicy, Use, make_policy
 from blendrag.store.record import Layout, Record
 from blendrag.store.stack import TierSpec
-from blendrag.store.tiers.interface import Tier
+from blendrag.store.tiers.interface import Read, Tier
 
 Forecast = tuple[str, float, Sequence[str]]
 """A conversation, the chance that it goes on, and the keys of chunks that it used."""
@@ -118,7 +120,14 @@ class LocalTier(Tier):
                     if key in self._sizes:
                         self._policy.forecast(key, chance, now, conversation)
 
+    def read(self, wanted: Sequence[Read]) -> list[torch.Tensor]:
+        return [self._rows(one) for one in wanted]
+
     # -- for subclasses -----------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _rows(self, one: Read) -> torch.Tensor:
+        """Do as :meth:`read`, for one."""
 
     @abstractmethod
     def _found(self) -> Iterable[tuple[str, int]]:
@@ -152,7 +161,7 @@ class LocalTier(Tier):
                         sizes[key] = size
                         self._policy.added(key, size, use)
                         self._count_child(key, 1)
-                    self._stats.chunks, self._stats.bytes = len(sizes), sum(sizes.values())
+                    self._stats |= {"chunks": len(sizes), "bytes": sum(sizes.values())}
                     self._sizes = sizes
         return self._sizes
 
@@ -205,7 +214,7 @@ class LocalTier(Tier):
         if books is None:
             return False
         with self._lock:
-            over_bytes = self.spec.bytes is not None and self._stats.bytes + size > self.spec.bytes
+            over_bytes = self.spec.bytes is not None and self._stats["bytes"] + size > self.spec.bytes
             over_count = self.spec.chunks is not None and len(books) + new > self.spec.chunks
             return over_bytes or over_count
 

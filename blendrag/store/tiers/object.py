@@ -67,10 +67,7 @@ class ObjectTier(RemoteTier):
         return f"{self.layout.digest}/{key[:2]}/{key}.safetensors"
 
     def _first(self, wanted: Mapping[str, int]) -> Mapping[str, First | Exception]:
-        def one(key: str) -> Coroutine[Any, Any, First | Exception | None]:
-            return self._first_of(key, wanted[key])
-
-        found = self._all(one, wanted, sum(wanted.values()))
+        found = self._all(lambda key: self._first_of(key, wanted[key]), wanted, sum(wanted.values()))
         return {key: first for key, first in zip(wanted, found, strict=True) if first is not None}
 
     async def _first_of(self, key: str, nbytes: int) -> First | Exception | None:
@@ -130,11 +127,10 @@ class ObjectTier(RemoteTier):
         return got, answer.meta["size"], answer.meta["e_tag"]
 
     def _put(self, record: Record) -> None:
-        data = b"".join((record.head.bytes(), record.rows.view(-1).numpy().data))
+        async def put(key: str) -> None:
+            await self._store.put_async(self._path(key), data, use_multipart=False)
 
-        def put(key: str) -> Coroutine[Any, Any, Any]:
-            return self._store.put_async(self._path(key), data, use_multipart=False)
-
+        data = record.bytes()
         self._all(put, [record.key], len(data))
 
     def _delete(self, keys: Sequence[str]) -> int:

@@ -37,16 +37,11 @@ class RamTier(LocalTier):
         """Return whether a record of so many bytes could be kept at all."""
         return self.spec.chunks != 0 and (self.spec.bytes is None or nbytes <= self.spec.bytes)
 
-    def open(self, keys: Sequence[str]) -> Mapping[str, Opened | Exception]:
+    def _open(self, keys: Sequence[str]) -> Mapping[str, Opened | Exception]:
         found = {key: record for key in keys if (record := self._records.get(key)) is not None}
-        self.count(hits=len(found), misses=len(keys) - len(found))
         return {key: Opened(self, record.head, record) for key, record in found.items()}
 
-    def read(self, wanted: Sequence[Read]) -> list[torch.Tensor]:
-        return [self._rows(one) for one in wanted]
-
-    @staticmethod
-    def _rows(one: Read) -> torch.Tensor:
+    def _rows(self, one: Read) -> torch.Tensor:
         record = one.opened.source
         assert isinstance(record, Record)
         return record.rows[one.first - record.first : one.last - record.first]

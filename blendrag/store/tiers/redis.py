@@ -54,8 +54,8 @@ class RedisTier(RemoteTier):
         replies = iter(self._ask(commands, sum(wanted.values())))
         found: dict[str, First | Exception] = {}
         for key, size, data in zip(wanted, replies, replies, strict=True):
-            if isinstance(size, Exception) or isinstance(data, Exception):
-                found[key] = _refusal(key, size if isinstance(size, Exception) else data)
+            if error := next((one for one in (size, data) if isinstance(one, Exception)), None):
+                found[key] = _refusal(key, error)
             elif not isinstance(size, int) or not isinstance(data, bytes):
                 raise GarbageError(f"{type(size).__name__} and {type(data).__name__} for a record")
             elif size:
@@ -85,8 +85,7 @@ class RedisTier(RemoteTier):
     def _put(self, record: Record) -> None:
         from redis.exceptions import OutOfMemoryError
 
-        name = self._name(record.key)
-        data = b"".join((record.head.bytes(), record.rows.view(-1).numpy().data))
+        name, data = self._name(record.key), record.bytes()
         commands: list[Command] = [("SET", name, data, "NX")]
         if (seconds := self.spec.expire_s) is not None:
             commands = [("SET", name, data, "NX", "EX", seconds), ("EXPIRE", name, seconds)]
@@ -172,9 +171,9 @@ def _pool(spec: TierSpec, limits: _Limits) -> ConnectionPool:
         pool.make_connection()  # refuses options that do not exist; connects to nothing
         pool.reset()
     except Exception:  # its message may repeat parts of the url
-        shown = public(url)
         raise ConfigError(
-            f"tiers: {shown!r} is no url of a Redis or Valkey server; for example redis://:password@host:6379/0"
+            f"tiers: {public(url)!r} is no url of a Redis or Valkey server;"
+            " for example redis://:password@host:6379/0"
         ) from None
     return pool
 

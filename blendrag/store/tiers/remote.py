@@ -95,7 +95,6 @@ class RemoteTier(Tier):
     DamagedError raised there is an answer, and does not.
     """
 
-    local = False
     group = 4
 
     def __init__(self, spec: TierSpec, layout: Layout) -> None:
@@ -124,7 +123,7 @@ class RemoteTier(Tier):
 
     # -- Tier ----------------------------------------------------------------------------------------------
 
-    def open(self, keys: Sequence[str]) -> Mapping[str, Opened | Exception]:
+    def _open(self, keys: Sequence[str]) -> Mapping[str, Opened | Exception]:
         found: dict[str, Opened | Exception] = {}
         wanted = dict.fromkeys(keys, HEAD_READ)
         while wanted:
@@ -138,9 +137,6 @@ class RemoteTier(Tier):
                 else:
                     found[key] = head
             wanted = longer
-        hits = sum(isinstance(one, Opened) for one in found.values())
-        errors = sum(isinstance(one, TierError) for one in found.values())
-        self.count(hits=hits, misses=len(set(keys)) - hits, errors=errors)
         return found
 
     def _head(self, key: str, first: First | Exception, asked: int) -> Opened | Exception | int:

@@ -38,7 +38,6 @@ from servers import (
     tier_at,
     whole,
 )
-from stores import raw
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -210,7 +209,7 @@ def test_record_that_comes_back_changed_is_noticed(served: Served) -> None:
     tier = served.tier()
     for record in (A, LONG):
         tier.put(record)
-        assert served.kept(record.key) == raw(record)
+        assert served.kept(record.key) == record.bytes()
         opened = opened_of(tier, record)
         for group in (1, 4, 100):
             assert rows_of(tier, opened, group).equal(record.rows)

@@ -36,7 +36,6 @@ from servers import (
     serving,
     tier_at,
 )
-from stores import raw
 
 A = make_record(1)
 
@@ -65,7 +64,7 @@ def test_record_that_somebody_is_reading_is_not_replaced(server: Served, client:
     assert rows_of(tier, opened).equal(A.rows)
     assert tier.delete([A.key]) == 1
     tier.put(other)
-    assert server.kept(A.key) == raw(other)
+    assert server.kept(A.key) == other.bytes()
 
 
 def test_chunk_that_is_put_again_does_not_expire_as_an_old_one(server: Served, client: redis.Redis) -> None:
@@ -94,7 +93,7 @@ def test_record_that_was_cut_off_while_it_was_read_is_damaged(server: Served, cl
     tier = server.tier()
     tier.put(A)
     opened = opened_of(tier, A)
-    server.keep(A.key, raw(A)[:-1])
+    server.keep(A.key, A.bytes()[:-1])
     with pytest.raises(DamagedError, match="cut off"):
         rows_of(tier, opened)
     assert tier.has([A.key]) == {A.key}
@@ -199,7 +198,7 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 def test_object_can_be_read_by_other_tools(s3: Served) -> None:
     s3.tier().put(A)
     path = s3.folder / BUCKET / "kv" / LAYOUT.digest / A.key[:2] / f"{A.key}.safetensors"
-    assert path.read_bytes() == raw(A)
+    assert path.read_bytes() == A.bytes()
     with safe_open(path, "pt") as file:
         assert file.get_tensor("layers").equal(A.rows)
 

@@ -24,7 +24,7 @@ from blendrag.store.kv_store import KVStore
 from blendrag.store.record import NO_DRAFTS, DamagedError, DraftLayers, Layout, Miss
 from blendrag.store.tiers import Opened, Read, TierSpec
 from closed import flip
-from stores import Chunk, from_bytes, make_chunk, make_record, put, quarantined, raw, register, wanted
+from stores import Chunk, from_bytes, make_chunk, make_record, put, quarantined, register, wanted
 
 HEADS, TOKENS = 12, 40
 IDENTITY = KVIdentity("wide", "weights-1", "auto", num_layers=3, num_kv_heads=HEADS, head_size=8)
@@ -55,7 +55,7 @@ def test_every_head_is_read_once() -> None:
 
 def test_record_of_one_rank_is_the_bytes_of_before_there_were_several() -> None:
     record = make_record(make_chunk(1))
-    assert xxhash.xxh3_128_hexdigest(raw(record)) == "c3f5d8011c10cad522a574f5ff05bc44"
+    assert xxhash.xxh3_128_hexdigest(record.bytes()) == "c3f5d8011c10cad522a574f5ff05bc44"
 
 
 @given(
@@ -72,7 +72,7 @@ def test_rank_reads_its_own_heads(
     identity = replace(IDENTITY, codec=codec)
     chunk = make_chunk(tokens, tokens, identity=identity, drafts=drafts)
     whole = make_record(chunk, Layout(identity, "bfloat16")).decode()
-    data = raw(make_record(chunk, Layout(identity, "bfloat16", shards=shards)))
+    data = make_record(chunk, Layout(identity, "bfloat16", shards=shards)).bytes()
     record = from_bytes(data, chunk.key, Layout(identity, "bfloat16", own)).own
     assert record.head.drafts == drafts and len(whole) == IDENTITY.num_layers + drafts.layers
     assert record.decode().equal(whole[:, :, :, own.start : own.stop])
@@ -84,7 +84,7 @@ def test_rank_reads_its_own_heads(
 
 def test_rank_reads_no_more_than_its_shard() -> None:
     """One range: all layers of a shard lie together."""
-    data = raw(make_record(CHUNK, Layout(IDENTITY, "bfloat16", shards=4)))
+    data = make_record(CHUNK, Layout(IDENTITY, "bfloat16", shards=4)).bytes()
     for rank in range(4):
         head = from_bytes(data, CHUNK.key, Layout(IDENTITY, "bfloat16", heads_of(rank, 4))).head
         assert head.own_rows == range(3 * rank, 3 * rank + 3)

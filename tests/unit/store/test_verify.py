@@ -85,14 +85,12 @@ def swap(path: Path) -> None:
 def of_another_model(path: Path) -> None:
     other = replace(IDENTITY, weights="weights-2")
     chunk = make_chunk(0, identity=other)
-    record = Layout(other, "bfloat16").encode(A.key, chunk.token_ids, chunk.kv)
-    path.write_bytes(record.head.bytes() + record.rows.numpy().tobytes())
+    path.write_bytes(Layout(other, "bfloat16").encode(A.key, chunk.token_ids, chunk.kv).bytes())
 
 
 def of_other_tokens(path: Path) -> None:
     """Every checksum is right: only the key shows that these are not the chunk's tokens."""
-    record = LAYOUT.encode(A.key, B.token_ids, B.kv)
-    path.write_bytes(record.head.bytes() + record.rows.numpy().tobytes())
+    path.write_bytes(LAYOUT.encode(A.key, B.token_ids, B.kv).bytes())
 
 
 @pytest.mark.parametrize("harm", [cut, extend, swap, of_another_model, of_other_tokens])
@@ -113,32 +111,37 @@ def test_record_that_is_not_its_chunks_is_found_put_aside_and_prefilled_again(
     assert verified(root).records == 4
 
 
-def test_missing_file_is_found_and_prefilled_again(root: Path) -> None:
+def lose(root: Path) -> str:
     record_of(root, A.key).unlink()
-    assert found(verified(root)) == {"missing": [A.key]}
+    return A.key
+
+
+def leave_orphan(root: Path) -> str:
+    return write_record(root, make_record(make_chunk(99))).stem
+
+
+def leave_half(root: Path) -> str:
+    (root / "kv" / "tmp" / f"{A.key}.123.0").write_bytes(b"half")
+    return f"{A.key}.123.0"
+
+
+@pytest.mark.parametrize(
+    ("harm", "kind"), [(lose, "missing"), (leave_orphan, "orphan"), (leave_half, "half-written")]
+)
+def test_file_too_few_or_too_many_is_found_and_dealt_with_once(
+    root: Path, harm: Callable[[Path], str], kind: str
+) -> None:
+    name = harm(root)
+    for _ in range(2):  # looking changes nothing
+        assert found(verified(root)) == {kind: [name]}
     assert verified(root, repair=True).left == 0
-    assert states(root)[A.key] == "pending"
-    assert found(verified(root)) == {}
+    assert states(root)[A.key] == ("pending" if kind == "missing" else "ready")
+    assert found(verified(root)) == {} and not list((root / "kv").rglob(f"{make_chunk(99).key}*"))
 
 
 def test_missing_folder_of_all_files_is_no_crash(root: Path) -> None:
     shutil.rmtree(root / "kv")
     assert sorted(found(verified(root))["missing"]) == sorted(chunk.key for chunk in (A, B, C, D))
-
-
-def test_orphan_is_found_and_dropped(root: Path) -> None:
-    stray = make_record(make_chunk(99))
-    path = write_record(root, stray)
-    assert found(verified(root)) == {"orphan": [stray.key]} and path.exists()
-    assert verified(root, repair=True).left == 0
-    assert not path.exists() and found(verified(root)) == {}
-
-
-def test_half_written_file_is_found_and_dropped(root: Path) -> None:
-    (root / "kv" / "tmp" / f"{A.key}.123.0").write_bytes(b"half")
-    assert found(verified(root)) == {"half-written": [f"{A.key}.123.0"]}
-    assert verified(root, repair=True).left == 0
-    assert found(verified(root)) == {}
 
 
 def test_files_that_are_not_the_stores_are_named_and_left_alone(root: Path, tmp_path: Path) -> None:
@@ -207,14 +210,13 @@ def test_rows_that_are_not_in_the_vector_store_are_said(root: Path) -> None:
     tables = "CREATE TABLE embeddings (segment_id); CREATE TABLE segments (id, collection);"
     tables += " CREATE TABLE collections (id, name); INSERT INTO segments VALUES (1, 1), (2, 2);"
     tables += " INSERT INTO collections VALUES (1, 'chunks'), (2, 'of another program')"
-    for statement in (tables, "INSERT INTO embeddings VALUES (2), (2)"):
-        report = verified(root)
-        assert found(report) == {"vectors": ["chroma"]} and "0 of 2 rows" in report.problems[0].detail
-        (root / "chroma").mkdir(exist_ok=True)
+    (root / "chroma").mkdir()
+    for statement in ("", tables, "INSERT INTO embeddings VALUES (2), (2)"):
         with closing(sqlite3.connect(root / "chroma" / "chroma.sqlite3")) as db:
             db.executescript(statement)
             db.commit()
-    assert found(verified(root)) == {"vectors": ["chroma"]}
+        report = verified(root)
+        assert found(report) == {"vectors": ["chroma"]} and "0 of 2 rows" in report.problems[0].detail
     with closing(sqlite3.connect(root / "chroma" / "chroma.sqlite3")) as db, db:
         db.execute("INSERT INTO embeddings VALUES (1), (1)")
     assert verified(root).problems == []
@@ -257,7 +259,7 @@ def test_folder_without_an_index_is_not_made_into_one(tmp_path: Path) -> None:
     assert list((tmp_path / "my-index").iterdir()) == [] and not (tmp_path / "my-indx").exists()
 
 
-# -- other tiers, failing reads, many records -----------------------------------------------------------
+# -- other tiers, and failing reads ---------------------------------------------------------------------
 
 
 def test_file_that_cannot_be_read_now_is_not_called_damaged(
@@ -273,9 +275,6 @@ def test_file_that_cannot_be_read_now_is_not_called_damaged(
         verified(root, repair=True)
     monkeypatch.undo()
     assert (verified(root).records, verified(root).left) == (4, 0)
-
-
-# -- other tiers ------------------------------------------------------------------------------------------
 
 
 class Unreachable(DiskTier):
