@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,8 @@ from forked import Forked
 from mounts import Mount
 from stores import (
     LAYOUT,
+    A,
+    B,
     files,
     filled,
     get,
@@ -31,7 +34,7 @@ from stores import (
     states,
 )
 
-A, LARGE, B = make_chunk(1), make_chunk(2, tokens=20_000), make_chunk(3)
+LARGE = make_chunk(2, tokens=20_000)
 
 FULL = """
 import resource, sys
@@ -41,15 +44,15 @@ from blendrag.errors import StoreFullError
 
 root = Path(sys.argv[1])
 store = open_store(root)
-small, large, after = make_chunk(1), make_chunk(2, tokens=20_000), make_chunk(3)
-put(store, small)
+large = make_chunk(2, tokens=20_000)
+put(store, A)
 resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, resource.RLIM_INFINITY))
 try:
     put(store, large)
 except StoreFullError as error:
     print(error)
-print(sorted(files(root)) == [f"{small.key}.safetensors"], store.stats()["disk"]["chunks"])
-print(put(store, after) == size(after), same(get(store, small), small))
+print(sorted(files(root)) == [f"{A.key}.safetensors"], store.stats()["disk"]["chunks"])
+print(put(store, B) == size(B), same(get(store, A), A))
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 print(put(store, large) == size(large), same(get(store, large), large))
 store.close()
@@ -87,14 +90,11 @@ def test_disk_full_to_the_last_byte_never_costs_what_is_stored(tmp_path: Path, m
     register(small_disk, chunks)
     store = open_store(small_disk)
     kept = []
-    refused = 0
     for chunk in chunks:
-        try:
+        with suppress(StoreFullError):
             put(store, chunk)
             kept.append(chunk)
-        except StoreFullError:
-            refused += 1
-    assert len(kept) > 5 and refused > 5
+    assert 5 < len(kept) < 145
     assert files(small_disk) == {f"{chunk.key}.safetensors" for chunk in kept}
     assert all(same(get(store, chunk), chunk) for chunk in kept)
     store.delete([chunk.key for chunk in kept[:5]])
@@ -166,32 +166,7 @@ def test_other_write_errors_are_not_called_a_full_disk(
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from stores import *
-from blendrag.store.catalogue import Catalogue
-
-def die(*_, **__):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-def cut_and_die(descriptor):
-    os.ftruncate(descriptor, 300)
-    die()
-
-root, when = Path(sys.argv[1]), sys.argv[2]
-store = open_store(root, ram=1 << 20)
-put(store, make_chunk(1))
-if when == "half written":
-    os.fsync = cut_and_die
-elif when == "written, not renamed":
-    os.replace = die
-elif when == "renamed, not in the catalogue":
-    Catalogue.mark_ready = die
-put(store, make_chunk(2, tokens=50))
-"""
-
-EVICTION_KILLED = """
+DYING = """
 import os, signal, sys
 from pathlib import Path
 from stores import *
@@ -202,6 +177,25 @@ def die(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)
 
 root, when = Path(sys.argv[1]), sys.argv[2]
+"""
+
+KILLED = """
+def cut_and_die(descriptor):
+    os.ftruncate(descriptor, 300)
+    die()
+
+store = open_store(root, ram=1 << 20)
+put(store, A)
+if when == "half written":
+    os.fsync = cut_and_die
+elif when == "written, not renamed":
+    os.replace = die
+elif when == "renamed, not in the catalogue":
+    Catalogue.mark_ready = die
+put(store, make_chunk(2, tokens=50))
+"""
+
+EVICTION_KILLED = """
 store = open_store(root, ram=1 << 20, disk=2 * RECORD)
 put(store, A)
 put(store, B)
@@ -215,13 +209,17 @@ put(store, A)  # which nobody has asked for since it left
 """
 
 
+def killed(script: str, root: Path, when: str) -> None:
+    process = Forked(DYING + script, root, when)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL, errors
+
+
 @pytest.mark.parametrize("when", ["half written", "written, not renamed", "renamed, not in the catalogue"])
 def test_kill_in_the_middle_of_a_write_leaves_a_store_that_opens_clean(tmp_path: Path, when: str) -> None:
     cut = make_chunk(2, tokens=50)
     register(tmp_path, [A, cut])
-    process = Forked(KILLED, tmp_path, when)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == -signal.SIGKILL, errors
+    killed(KILLED, tmp_path, when)
     assert len(files(tmp_path)) == 2  # there is something to clean up
     store = open_store(tmp_path)
     survived = when == "renamed, not in the catalogue"
@@ -239,9 +237,7 @@ def test_kill_in_the_middle_of_a_write_leaves_a_store_that_opens_clean(tmp_path:
 def test_kill_in_the_middle_of_an_eviction_leaves_no_orphan(tmp_path: Path, when: str) -> None:
     chunks = [make_chunk(seed) for seed in range(3)]
     register(tmp_path, chunks)
-    process = Forked(EVICTION_KILLED, tmp_path, when)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == -signal.SIGKILL, errors
+    killed(EVICTION_KILLED, tmp_path, when)
     again = when.startswith("put again")
     assert len(files(tmp_path)) == (1 if when.startswith("removed") else 2)
     assert len(problems(tmp_path)) == (0 if when.startswith("removed") else 1)  # something to clean up
@@ -257,26 +253,21 @@ def test_kill_in_the_middle_of_an_eviction_leaves_no_orphan(tmp_path: Path, when
 RUN = "import runpy; runpy.run_module('{}', run_name='__main__')"
 
 
+@pytest.mark.parametrize("module", ["killed", "killed_nodes"])
 @pytest.mark.parametrize("kind", ["unlimited", "limited"])
 @pytest.mark.parametrize("kills", [30, pytest.param(100, marks=pytest.mark.nightly(part="large"))])
 def test_no_kill_costs_what_was_acknowledged_or_leaves_anything_behind(
-    tmp_path: Path, kind: str, kills: int
+    tmp_path: Path, module: str, kind: str, kills: int
 ) -> None:
-    """Of ingest, and of eviction: nothing half-written, no orphan, nothing missing, at any restart."""
-    process = Forked(RUN.format("killed"), tmp_path / "index", kills, kind, 0)
+    """Of ingest, of eviction, and of nodes: nothing half-written, no orphan, no broken path, nothing missing,
+    at any restart."""
+    process = Forked(RUN.format(module), tmp_path / "index", kills, kind, 0)
     counts = json.loads(process.finished(300))
     print(counts)
-    assert counts["acknowledged"] > kills / 2  # it was killed at work
     assert counts["deleted"] > kills / 20
-    assert counts["left to be cleaned up"] > 0
-    assert (counts.get("evicted", 0) > 0) == (kind == "limited")
-
-
-@pytest.mark.parametrize("kind", ["unlimited", "limited"])
-@pytest.mark.parametrize("kills", [30, pytest.param(100, marks=pytest.mark.nightly(part="large"))])
-def test_no_kill_breaks_a_path_or_costs_a_node_that_was_stored(tmp_path: Path, kind: str, kills: int) -> None:
-    """While nodes are saved, or leave with a document."""
-    process = Forked(RUN.format("killed_nodes"), tmp_path / "index", kills, kind, 0)
-    counts = json.loads(process.finished(300))
-    print(counts)
-    assert counts["put"] > kills / 2 and counts["deleted"] > kills / 20
+    if module == "killed_nodes":
+        assert counts["put"] > kills / 2
+    else:
+        assert counts["acknowledged"] > kills / 2  # it was killed at work
+        assert counts["left to be cleaned up"] > 0
+        assert (counts.get("evicted", 0) > 0) == (kind == "limited")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from blendrag.store.catalogue import Catalogue
 from blendrag.store.kv_reader import read_whole
-from blendrag.store.record import DamagedError, Miss, Record
+from blendrag.store.record import DamagedError, Miss
 from blendrag.store.tiers import Opened
 from closed import flip
 from stores import (
@@ -88,15 +88,6 @@ def test_chunk_nobody_wants_is_not_written(tmp_path: Path) -> None:
     assert store.stats()["ram"]["chunks"] == 0
 
 
-@pytest.mark.parametrize("ram", [0, 1 << 20])
-def test_kv_changed_after_a_get_does_not_change_the_record(tmp_path: Path, ram: int) -> None:
-    store = filled(tmp_path, [A], ram=ram)
-    found = get(store, A)
-    assert isinstance(found, Record)
-    found.decode().zero_()
-    assert same(get(store, A), A)
-
-
 # -- reopening ------------------------------------------------------------------------------------------
 
 
@@ -149,13 +140,6 @@ def test_chunk_just_written_does_not_leave_first_after_a_restart(tmp_path: Path)
     register(tmp_path, [A, B, C])
     put(store, C)
     assert states(tmp_path) == {A.key: "evicted", B.key: "ready", C.key: "ready"}
-
-
-def test_lowered_limit_is_obeyed_from_the_start(tmp_path: Path) -> None:
-    filled(tmp_path, [A, B, C]).close()
-    open_store(tmp_path, disk=2 * RECORD)
-    assert states(tmp_path) == {A.key: "evicted", B.key: "ready", C.key: "ready"}
-    assert files(tmp_path) == {f"{B.key}.safetensors", f"{C.key}.safetensors"}
 
 
 # -- damage ---------------------------------------------------------------------------------------------
@@ -226,24 +210,6 @@ def test_owner_finds_what_a_reader_could_not_use(tmp_path: Path) -> None:
     assert store.check([A.key, B.key, C.key]) == [B.key, C.key]
     assert states(tmp_path) == {A.key: "ready", B.key: "pending", C.key: "pending"}
     assert quarantined(tmp_path)
-
-
-def test_another_chunks_record_under_this_name_is_dropped(tmp_path: Path) -> None:
-    store = filled(tmp_path, [A, B])
-    record_of(tmp_path, A.key).write_bytes(record_of(tmp_path, B.key).read_bytes())
-    assert store.get(A.key, B.token_ids) == Miss("damaged")  # even when asked for what is in the file
-    assert quarantined(tmp_path) == {f"{A.key}.safetensors"}
-    assert states(tmp_path) == {A.key: "pending", B.key: "ready"}
-    assert same(get(store, B), B)
-
-
-def test_deleted_record_is_wanted_again(tmp_path: Path) -> None:
-    store = filled(tmp_path, [A])
-    record_of(tmp_path, A.key).unlink()
-    assert get(store, A) == Miss("missing")
-    assert states(tmp_path) == {A.key: "pending"}
-    assert store.stats()["disk"]["bytes"] == 0
-    assert put(store, A) == size(A)
 
 
 def test_record_that_cannot_be_opened_just_now_is_kept(

@@ -76,6 +76,7 @@ def test_count_limits_are_obeyed(tmp_path: Path) -> None:
     store.close()
     store = open_stack(tmp_path, TierSpec(kind="ram", chunks=0), TierSpec(kind="disk", chunks=1))
     assert files(tmp_path) == {f"{C.key}.safetensors"}  # lowered since
+    assert states(tmp_path) == {A.key: "evicted", B.key: "evicted", C.key: "ready"}
     assert same(get(store, C), C)
     assert store.stats()["ram"]["chunks"] == 0
     with pytest.raises(StoreFullError):
