@@ -29,8 +29,8 @@ class Classifier:
     scale: Array
     layers: tuple[tuple[Array, Array], ...]
 
-    def probability(self, rows: Array) -> Floats:
-        """Return [n] from [n, width]: the chance that the conversation goes on. Raises PredictorError for
+    def logits(self, rows: Array) -> Floats:
+        """Return [n] from [n, width]: the log odds that the conversation goes on. Raises PredictorError for
         rows of another width."""
         if rows.shape[1] != len(self.mean):
             raise PredictorError(
@@ -40,5 +40,8 @@ class Classifier:
         hidden = np.clip((rows - self.mean) / self.scale, -_FARTHEST, _FARTHEST)
         for number, (weight, bias) in enumerate(self.layers):
             hidden = (np.maximum(hidden, 0.0) if number else hidden) @ weight.T + bias
-        logits = np.clip(hidden[:, 0].astype(np.float64), -_SUREST, _SUREST)
-        return 1.0 / (1.0 + np.exp(-logits))
+        return np.clip(hidden[:, 0].astype(np.float64), -_SUREST, _SUREST)
+
+    def probability(self, rows: Array) -> Floats:
+        """Return [n] from [n, width]: the chance that the conversation goes on."""
+        return 1.0 / (1.0 + np.exp(-self.logits(rows)))

@@ -28,7 +28,7 @@ def test_both_parts_are_what_was_saved(tmp_path: Path, trained: Trained) -> None
     assert found.embedder == "words" and found.facts == {"lpc": {"source": "here"}}
     assert found.classifier is not None and found.hazard is not None
     rows = np.random.default_rng(0).normal(size=(9, len(trained.classifier.mean))).astype(np.float32)
-    assert np.array_equal(found.classifier.probability(rows), trained.classifier.probability(rows))
+    assert np.array_equal(found.classifier.logits(rows), trained.classifier.logits(rows))
     assert (found.hazard.ages, found.hazard.borders) == (table().ages, table().borders)
     assert np.array_equal(found.hazard.weights, table().weights) and not found.hazard.prefix
     assert file.stat().st_mode & 0o077 == 0
@@ -85,7 +85,7 @@ def test_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 def test_rows_of_another_width_are_refused(trained: Trained) -> None:
     with pytest.raises(PredictorError, match="rows of 5 numbers"):
-        trained.classifier.probability(np.zeros((1, 5), np.float32))
+        trained.classifier.logits(np.zeros((1, 5), np.float32))
 
 
 def test_policies_are_named_with_the_file_that_they_go_by(tmp_path: Path, trained: Trained) -> None:
