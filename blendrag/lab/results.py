@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from rich.console import Console
+from rich.table import Table
 
 from blendrag.errors import ConfigError
 from blendrag.machine import Machine
@@ -57,8 +58,13 @@ class Results(ABC):
         return asdict(self)  # type: ignore[call-overload]
 
     @abstractmethod
+    def parts(self) -> Iterator[Table | str]:
+        """Yield tables, and in words what was measured, in the order in which they are printed."""
+
     def show(self, console: Console) -> None:
-        """Print tables, and what was measured."""
+        """Print the parts."""
+        for part in self.parts():
+            console.print(part, markup=False)
 
     def draw(self, path: Path) -> None:
         """Write the picture. Raises ConfigError where there is none."""

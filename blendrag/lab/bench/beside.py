@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.table import Table
 
 from blendrag.engine.client.engine import Engine
 from blendrag.engine.wire.recipe import Recipe
@@ -69,8 +69,8 @@ class BesideResults(EngineResults[BesideOptions]):
     conditions: dict[str, Beside]
     trace: dict[str, list[tuple[float, float]]]
 
-    def show(self, console: Console) -> None:
-        """Print a row per condition: running answers, a short prompt, and both by what they are alone."""
+    def parts(self) -> Iterator[Table | str]:
+        """Yield a row per condition: running answers, a short prompt, and both by what they are alone."""
         answers = table_with("beside", "it takes ms", "ITL p50", "p95", "max ms", "p95 / alone", "p10-p90")
         short = table_with("beside", "short ms", "p10-p90", "/ alone", "p10-p90")
         for name, own in self.conditions.items():
@@ -80,17 +80,15 @@ class BesideResults(EngineResults[BesideOptions]):
             )
             answers.add_row(name, takes, *(f"{ms:,.0f}" for ms in (itl.p50, itl.p95, itl.max)), *of_answers)
             short.add_row(name, *own.short_ms.shown(), *of_short)
-        for table in (answers, short):
-            console.print(table, markup=False)
         setup, options = self.setup, self.setup.options
-        console.print(
+        yield from (answers, short)
+        yield (
             f"ITL: between two tokens of {DECODES} running answers, alone, while a full prefill, a blend of"
             f" the same prompt, or one from a disk of {SLOW_MB_S} MB/s waits for its first token, or while"
             f" its chunks are stored. short: TTFT of a short plain prompt, sent {1e3 * INTO_S:.0f} ms into"
             f" such a one, when the engine does nothing else. {options.repeats} repeats: {options.chunks}"
             f" chunks of {options.chunk_tokens} tokens, {setup.settings.blending.recompute_ratio:.0%}"
-            f" recomputed. {where(setup.machine)}.",
-            markup=False,
+            f" recomputed. {where(setup.machine)}."
         )
 
     def draw(self, path: Path) -> None:
@@ -227,9 +225,7 @@ async def _all_have_a_token(
 
 def _ingest_again(store: ScratchStore, chunks: Sequence[Chunk]) -> None:
     store.client.delete([chunk.key for chunk in chunks])
-    for batch in store.batches(chunks):
-        store.client.ingest(batch)
-    store.client.flush()
+    store.ingest(chunks)
 
 
 # -- numbers ----------------------------------------------------------------------------------------------

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from rich.console import Console
+from rich.table import Table
 
 from blendrag.engine.client.engine import Engine
 from blendrag.engine.wire.recipe import Recipe
@@ -68,8 +68,8 @@ class DecodeResults(Results):
         ]
         return {"rows": rows, "kept": self.kept, "freed": self.freed} | self.setup.to_dict()
 
-    def show(self, console: Console) -> None:
-        """Print a row per arm and number of answers."""
+    def parts(self) -> Iterator[Table | str]:
+        """Yield a row per arm and number of answers."""
         table = table_with("arm", "at once", "TTFT ms", "x", "2nd ms", "ms", "x", "held", "x")
         for (arm, count), found in self.rows.items():
             own = {name: each.median for name, each in found.items()}
@@ -85,15 +85,14 @@ class DecodeResults(Results):
                 f"{own['ratio_held']:.2f}x",
             )
         setup, options = self.setup, self.setup.options
-        console.print(table, markup=False)
-        console.print(
+        yield table
+        yield (
             f"whole: decoded from all KV; evicted: from {self.kept} tokens a head, {self.freed} blocks of a"
             " prompt given back; floor: from all KV of prompts about as short. TTFT: of the first of them;"
             " 2nd: from the first token to the second, between which what is kept is chosen; ms: a token"
             f" after that; held: of the engine's KV blocks; x: to whole."
             f" {options.repeats} repeats, {options.max_tokens} tokens an answer,"
-            f" {max(setup.prompt_tokens):,} a prompt. {where(setup.machine)}.",
-            markup=False,
+            f" {max(setup.prompt_tokens):,} a prompt. {where(setup.machine)}."
         )
 
 

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from rich.console import Console
+from rich.table import Table
 
 from blendrag.engine.wire.recipe import Recipe
 from blendrag.lab.arms import Asked, recipe_of, reset
@@ -32,22 +32,20 @@ PROMPTS = 40  # different ones, asked again and again
 class LoadResults(Loaded[LoadOptions]):
     """Results of ``bench load``."""
 
-    def show(self, console: Console) -> None:
-        """Print what arms did at each rate, and what they sustain."""
+    def parts(self) -> Iterator[Table | str]:
+        """Yield what arms did at each rate, and what they sustain."""
         setup, options = self.setup, self.setup.options
         plain = sum(run.not_blended for arm in self.arms.values() for run in arm.runs)
-        for table in load_tables(self.arms, self.bound_ms):
-            console.print(table, markup=False)
+        yield from load_tables(self.arms, self.bound_ms)
         if plain:
-            console.print(f"Of the blended arm {plain:,} requests were prefilled instead.", markup=False)
-        console.print(
+            yield f"Of the blended arm {plain:,} requests were prefilled instead."
+        yield (
             f"Sustained: the most answers a second while p95 of TTFT is {self.bound_ms:,.0f} ms at most"
             " (> marks more). TTFT: from when a request was due. alone: TTFT of requests one after another."
             f" {PROMPTS} prompts of {options.chunks} chunks of {options.chunk_tokens}"
             f" tokens, out of {options.pool} chunks: {setup.prompt_tokens[0]:,} to"
             f" {setup.prompt_tokens[-1]:,} tokens, answers of {options.max_tokens}; {options.seconds:g} s a"
-            f" rate; {setup.settings.blending.recompute_ratio:.0%} recomputed. {where(setup.machine)}.",
-            markup=False,
+            f" rate; {setup.settings.blending.recompute_ratio:.0%} recomputed. {where(setup.machine)}."
         )
 
 

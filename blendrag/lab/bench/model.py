@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
 import torch
-from rich.console import Console
 from rich.table import Table
 
 from blendrag.errors import ConfigError
@@ -267,17 +266,16 @@ class ModelResults(Results):
     rates: dict[str, Rates]
     seconds: dict[str, dict[int, dict[str, Estimate]]]
 
-    def show(self, console: Console) -> None:
-        """Print the tables, and where the rates are from."""
+    def parts(self) -> Iterator[Table | str]:
+        """Yield the tables, and where the rates are from."""
         titles = (
             f"{EIGHT} on {next(iter(self.rates))}, by what is stated of it: balanced, KV in RAM, ms",
             f"{EIGHT}, int8 in RAM",
             "Where balanced begins to be faster, int8 in RAM, or on a disk of 2.8 GB/s",
         )
         for title, table in zip(titles, tables(self), strict=True):
-            console.print(title, table, "", sep="\n", markup=False)
-        for gpu in GPUS.values():
-            console.print(f"{gpu.name}: {gpu.source}", markup=False)
+            yield from (title, table, "")
+        yield from (f"{gpu.name}: {gpu.source}" for gpu in GPUS.values())
 
 
 def run_model(options: ModelOptions, here: Rates | None = None) -> ModelResults:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import accumulate, islice
@@ -19,7 +19,7 @@ from textwrap import indent
 from typing import Any
 
 import numpy as np
-from rich.console import Console
+from rich.table import Table
 
 from blendrag.errors import ConfigError
 from blendrag.index.split import Splitter
@@ -79,20 +79,19 @@ class RecognitionResults(Results):
     shapes: dict[str, Replayed]
     searched: Searched | None
 
-    def show(self, console: Console) -> None:
-        """Print what was recognised, shape by shape, and what a search takes."""
+    def parts(self) -> Iterator[Table | str]:
+        """Yield what was recognised, shape by shape, and what a search takes."""
         table = table_with(
             "prompts of", "known, 2nd time", "later", "of all", "plan, ms", "read, ms", "KV, MiB"
         )
         for name, one in self.shapes.items():
             shares = (f"{share:.0%}" for share in (one.second, one.later, one.share))
             table.add_row(name, *shares, f"{one.plan_ms:.1f}", f"{one.note_ms:.1f}", f"{one.kv / 2**20:,.0f}")
-        console.print(table, markup=False)
         options = self.options
-        console.print(
+        yield table
+        yield (
             f"{options.prompts:,} prompts of each, {options.top_k} of {options.documents:,} documents of up"
-            f" to {options.chunk_tokens} tokens in each, drawn by rank**-{options.zipf:g}.",
-            markup=False,
+            f" to {options.chunk_tokens} tokens in each, drawn by rank**-{options.zipf:g}."
         )
         if searched := self.searched:
             found = table_with(
@@ -100,7 +99,7 @@ class RecognitionResults(Results):
             )
             times = (f"{ms:.1f}" for ms in (searched.plain_ms, searched.none_ms, searched.escaped_ms))
             found.add_row(f"{searched.chunks:,}", *times)
-            console.print(found, markup=False)
+            yield found
 
 
 def run_recognition(

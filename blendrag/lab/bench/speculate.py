@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from statistics import median
 
-from rich.console import Console
+from rich.table import Table
 
 from blendrag.chat.chat import Chat
 from blendrag.chat.request import ChatRequest
@@ -54,8 +54,8 @@ class Waited:
 class SpeculateResults(EngineResults[SpeculateOptions]):
     waits: tuple[Waited, ...]
 
-    def show(self, console: Console) -> None:
-        """Print a row per wait and share."""
+    def parts(self) -> Iterator[Table | str]:
+        """Yield a row per wait and share."""
         table = table_with("waits", "TTFT", "come true", "saved", "of TTFT", "95 %")
         for waited in self.waits:
             for accepted, saved in waited.saved_s.items():
@@ -68,12 +68,11 @@ class SpeculateResults(EngineResults[SpeculateOptions]):
                     f"{mean:.0%}",
                     f"{low:.0%} to {high:.0%}",
                 )
-        console.print(table)
         options, machine = self.setup.options, self.setup.machine
-        console.print(
+        yield table
+        yield (
             f"{options.chunks} x {options.chunk_tokens} tokens, {options.repeats} questions each; a"
-            f" provisional list that does not come true has another order. {where(machine)}.",
-            markup=False,
+            f" provisional list that does not come true has another order. {where(machine)}."
         )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 
-from rich.console import Console
+from rich.table import Table
 
 from blendrag.engine.client.engine import Engine
 from blendrag.engine.wire.recipe import Recipe
@@ -78,8 +78,8 @@ class TreeResults(Loaded[TreeOptions]):
     compared: list[Compared]
     documents: tuple[int, int]
 
-    def show(self, console: Console) -> None:
-        """Print what arms took for a first token, did at each rate and sustain, and how they compare."""
+    def parts(self) -> Iterator[Table | str]:
+        """Yield what arms took for a first token, did at each rate and sustain, and how they compare."""
         setup, options = self.setup, self.setup.options
         prompt = sum(setup.prompt_tokens) / len(setup.prompt_tokens)
         found = table_with("arm", "rate/s", "requests", "not computed", "of it exact")
@@ -93,18 +93,16 @@ class TreeResults(Loaded[TreeOptions]):
             rate = "alone" if one.rate is None else f"{one.rate:.2f}"
             range_ = f"{one.ttft.low:.2f}-{one.ttft.high:.2f}"
             compared.add_row(f"{one.arm} / {one.against}", rate, f"{one.ttft.mean:.2f}x", range_)
-        for table in (*load_tables(self.arms, self.bound_ms), found, compared):
-            console.print(table, markup=False)
+        yield from (*load_tables(self.arms, self.bound_ms), found, compared)
         count, tokens = self.documents
         drawn = "each once" if options.zipf is None else f"drawn with popularity rank**-{options.zipf:g}"
-        console.print(
+        yield (
             f"Sustained: the most answers a second while p95 of TTFT is {self.bound_ms:,.0f} ms at most"
             " (> marks more; such an arm is asked at no higher rate). TTFT: from when a request was due."
             f" alone: {options.alone} requests one after another. Questions of {options.data.name}, {drawn},"
             f" with {options.top_k} of {count} documents ({tokens:,} tokens): {setup.prompt_tokens[0]:,} to"
             f" {setup.prompt_tokens[-1]:,} tokens, answers of {options.max_tokens}. vLLM's prefix cache has"
-            f" room for {options.pool:,} tokens, a tree for {options.tree:,}. {where(setup.machine)}.",
-            markup=False,
+            f" room for {options.pool:,} tokens, a tree for {options.tree:,}. {where(setup.machine)}."
         )
 
 
@@ -138,7 +136,7 @@ def run_tree(settings: Settings, options: TreeOptions, progress: Progress) -> Tr
         progress.note("ingest")
         store = exits.enter_context(scratch_store(engine, settings, tier=TierSpec(kind="ram")))
         chunks = [store.document([own])[0] for own in ids]
-        store.register("documents", chunks)
+        store.catalogue.register("documents", chunks)
         store.fill(chunks)
 
         def make(question: RetrievedQuestion) -> Prompt:

@@ -3,7 +3,7 @@ values of one parameter (CacheBlend figures 12, 15, 16 and 17)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
 from rich.table import Table
 
 from blendrag.lab import canvas
@@ -49,13 +48,6 @@ class CodecCost:
     v_error: float
 
 
-def measure_codecs(names: Sequence[str], exact: ScratchStore, dtype: str) -> dict[str, CodecCost]:
-    """Return each codec's cost on the KV of ``exact``, whose codec is ``EXACT``."""
-    records = exact.read_back(exact.chunks[:_READ_BACK], dtype)
-    layouts = {name: Layout(replace(exact.identity, codec=name), dtype) for name in names}
-    return {name: measure_codec(layout.codec, records) for name, layout in layouts.items()}
-
-
 def measure_codec(codec: Codec, records: Sequence[torch.Tensor]) -> CodecCost:
     """Measure a codec on KV as the model made it, each [layers, 2, tokens, heads, size]."""
     layers, _, tokens = records[0].shape[:3]
@@ -82,8 +74,8 @@ class TtftResults(Results):
     codecs: dict[str, CodecCost]
     setup: Setup[TtftOptions]
 
-    def show(self, console: Console) -> None:
-        (_print_ttft if self.setup.options.exact else _print_sweep)(self, console)
+    def parts(self) -> Iterator[Table | str]:
+        return (_ttft_parts if self.setup.options.exact else _sweep_parts)(self)
 
     def draw(self, path: Path) -> None:
         (_draw_ttft if self.setup.options.exact else _draw_sweep)(self, path)
@@ -143,8 +135,11 @@ def run_ttft(settings: Settings, options: TtftOptions, progress: Progress) -> Tt
         samples = measure(engine, arms, progress)
         codecs = {}
         if axis.name == "codec" and EXACT in points:
-            names = [str(value) for value in points]
-            codecs = measure_codecs(names, stores[points[EXACT].store], engine.facts.dtype)
+            exact, dtype = stores[points[EXACT].store], engine.facts.dtype
+            records = exact.read_back(exact.chunks[:_READ_BACK], dtype)
+            for name in map(str, points):
+                layout = Layout(replace(exact.identity, codec=name), dtype)
+                codecs[name] = measure_codec(layout.codec, records)
         setup = Setup.of(engine, settings, options, prompts)
     found = {
         value: summarise({name: samples[key] for name, key in case.items()}, ("full", "prefix"))
@@ -180,21 +175,19 @@ def _arms(
         recipe = recipe_of(settings, store.id, point.ratio)
         if point.quality:
             recipe = replace(recipe, options=replace(recipe.options, **point.step._asdict()))
-        own: dict[str, Arm] = {"full": Arm("full", trials), "prefix": prefix_caching(trials)}
+        own: dict[str, Arm] = {"full": Arm("full", trials)}
+        own["prefix"] = prefix_caching(trials if blended else [_in_order(trial) for trial in trials])
         if tree is not None:
             own["exact"] = exact_prefix(trials, tree)
             own["exact cold"] = exact_prefix(trials, tree, cold=True)
-        stored = {
-            "reuse": blended_prefill(trials, recipe_of(settings, store.id, 0.0), cold),
-            "blended": blended_prefill(trials, recipe, cold, point.quality),
-        }
-        cases[value] = {kind: (arm.name, *point.prompts) for kind, arm in own.items()}
-        if not blended:
-            stored = {}
-            own["prefix"] = prefix_caching([_in_order(trial) for trial in trials])
-        cases[value] |= {kind: (arm.name, *point.prompts, *point.store) for kind, arm in stored.items()}
-        for kind, arm in (own | stored).items():
-            arms.setdefault(cases[value][kind], arm)
+        if blended:
+            own["reuse"] = blended_prefill(trials, recipe_of(settings, store.id, 0.0), cold)
+            own["blended"] = blended_prefill(trials, recipe, cold, point.quality)
+        cases[value] = {}
+        for kind, arm in own.items():
+            on_store = point.store if kind in ("reuse", "blended") else ()
+            key = cases[value][kind] = (arm.name, *point.prompts, *on_store)
+            arms.setdefault(key, arm)
     return arms, cases
 
 
@@ -216,8 +209,8 @@ _PART_COLOURS = {"load": "#e9a23b", "select": "#8e6cc0", "recompute": "#2f81c7",
 _PLAIN = "#a8b0b8"
 
 
-def _print_ttft(results: TtftResults, console: Console) -> None:
-    """Print a row per arm: how fast, and how close to full prefill; then where the time went."""
+def _ttft_parts(results: TtftResults) -> Iterator[Table | str]:
+    """Yield a row per arm: how fast, and how close to full prefill; then where the time went."""
     speed = table_with("arm", "TTFT ms", "p10-p90", "speed-up", "p10-p90", "KL", "top-1")
     for name, arm in results.arms.items():
         speed.add_row(
@@ -227,18 +220,18 @@ def _print_ttft(results: TtftResults, console: Console) -> None:
             f"{arm.kl_first_token:.4f}",
             f"{arm.top1_agreement:.0%}",
         )
-    legend = (
+    yield speed
+    yield (
         "TTFT: time to first token, median. prefix: vLLM's prefix caching, the same chunks seen before in"
         " another order (of a hybrid model, in this order). exact: the prompt's own KV from a tree, in RAM or"
         " (cold) on disk. speed-up: full / arm, repeat by repeat. KL, top-1: the first token against full's."
         " Below: chunk tokens computed again; load to engine: where the TTFT went, ms.\n"
     )
-    for part in (speed, legend, _split("arm", results.arms.items()), _facts(results)):
-        console.print(part, markup=False)
+    yield from (_split("arm", results.arms.items()), _facts(results))
 
 
-def _print_sweep(results: TtftResults, console: Console) -> None:
-    """Print a row per value: TTFT of the arms, what blending saves, where its time goes, codecs."""
+def _sweep_parts(results: TtftResults) -> Iterator[Table | str]:
+    """Yield a row per value: TTFT of the arms, what blending saves, where its time goes, codecs."""
     axis = results.axis.name
     ttft = table_with(axis, "full ms", "prefix ms", "reuse ms", "blended ms", "p10-p90")
     gain = table_with(axis, "full / blended", "p10-p90", "prefix / blended", "p10-p90", "KL")
@@ -248,10 +241,11 @@ def _print_sweep(results: TtftResults, console: Console) -> None:
         ttft.add_row(str(value), *medians, blended.ttft_ms.shown()[1])
         gains = (*_times(blended, "full"), *_times(blended, "prefix"))
         gain.add_row(str(value), *gains, f"{blended.kl_first_token:.4f}")
-    split = _split(axis, ((str(value), arms["blended"]) for value, arms in results.points.items()))
-    for table in (ttft, gain, split, *([_codecs(results)] if results.codecs else [])):
-        console.print(table)
-    console.print(_facts(results), markup=False)
+    yield from (ttft, gain)
+    yield _split(axis, ((str(value), arms["blended"]) for value, arms in results.points.items()))
+    if results.codecs:
+        yield _codecs(results)
+    yield _facts(results)
 
 
 def _times(arm: Summary, rival: str) -> tuple[str, str]:

@@ -7,12 +7,12 @@ prefill's height is better; each line is one selector over its ratios.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.table import Table
 
 from blendrag.lab import canvas
 from blendrag.lab.bootstrap import Interval
@@ -38,8 +38,8 @@ class Evaluation(Results):
     config: dict[str, Any]
     decoding: dict[str, DecodedSummary] = field(default_factory=dict)
 
-    def show(self, console: Console) -> None:
-        """Print what each arm loses, how far it agrees with full prefill, what it is worth; what a budget of
+    def parts(self) -> Iterator[Table | str]:
+        """Yield what each arm loses, how far it agrees with full prefill, what it is worth; what a budget of
         KV loses; what is recommended."""
         likelihood = table_with("arm", "NLL", "lost", "95 %", "gap closed", "95 %")
         agreement = table_with("arm", "KL", "KL answer", "top-1", "F1/full", "exact", "decision")
@@ -66,14 +66,10 @@ class Evaluation(Results):
                 f"{arm.ttft_ms.median:,.0f}",
                 f"{arm.speedup.mean:.1f}x",
             )
-        for table in (likelihood, agreement, usefulness):
-            console.print(table)
-        console.print(_LEGEND, markup=False)
+        yield from (likelihood, agreement, usefulness, _LEGEND)
         if self.decoding:
-            console.print(decoding_table(self.decoding))
-            console.print(DECODING_LEGEND, markup=False)
-        for text in (_facts(self), self.recommendation.why):
-            console.print(text, markup=False)
+            yield from (decoding_table(self.decoding), DECODING_LEGEND)
+        yield from (_facts(self), self.recommendation.why)
 
     def draw(self, path: Path) -> None:
         """Write the picture, without arms that have a budget of KV."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from rich.console import Console
+from rich.table import Table
 
 from blendrag.errors import ConfigError
 from blendrag.eviction import make_policy
@@ -39,24 +40,22 @@ class EvictionResults(Results):
     config: dict[str, Any]
     notes: tuple[str, ...]
 
-    def show(self, console: Console) -> None:
-        """Print hit ratios by size, and what they close of the gap between LRU and the optimum; a dash where
+    def parts(self) -> Iterator[Table | str]:
+        """Yield hit ratios by size, and what they close of the gap between LRU and the optimum; a dash where
         the replays do not tell."""
-        closed = "closed, of LRU's gap to the optimum"
         for title, values, form in (
             ("token hit ratio", self.policies, ".4f"),
-            (closed, self.closed, ".0%"),
+            ("closed, of LRU's gap to the optimum", self.closed, ".0%"),
         ):
             if values:
                 table = table_with("size", *values, title=title)
                 for size, *row in zip(self.sizes, *values.values(), strict=True):
                     table.add_row(f"{size:,}", *("–" if one is None else format(one, form) for one in row))
-                console.print(table, markup=False)
+                yield table
         config = self.config
         times = "one trace" if config["traces"] == 1 else f"means of {config['traces']} traces"
-        requests = f"{config['trace']}: {config['requests']:,} requests, sizes in {config['unit']}; {times}."
-        for line in (requests, *self.notes):
-            console.print(line, markup=False)
+        yield f"{config['trace']}: {config['requests']:,} requests, sizes in {config['unit']}; {times}."
+        yield from self.notes
 
 
 def run_eviction(source: TraceSource, options: EvictionOptions, progress: Progress) -> EvictionResults:
