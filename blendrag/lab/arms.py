@@ -25,14 +25,13 @@ _RESET_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One timed request: what ``arm`` took for the first token of a prompt.
+    """One timed request: what an arm took for the first token of a prompt.
 
     recomputed: tokens of chunks that were computed, though their KV was known before.
     logprobs: {token id: log probability} of the first token's candidates.
     split_ms: milliseconds of load, select and recompute; none for plain prefill.
     """
 
-    arm: str
     ttft_ms: float
     token: int
     logprobs: dict[int, float]
@@ -88,9 +87,7 @@ class Arm:
                 raise EngineError(
                     f"{self.name}: {report.exact} of {asked.path.held_end} tokens came from the tree"
                 )
-        return Sample(
-            self.name, 1e3 * delta.ttft_s, delta.token_ids[0], delta.logprobs[0], recomputed, split_ms
-        )
+        return Sample(1e3 * delta.ttft_s, delta.token_ids[0], delta.logprobs[0], recomputed, split_ms)
 
 
 def prefix_caching(trials: Sequence[Trial]) -> Arm:

@@ -14,8 +14,7 @@ from typing import Any
 from blendrag.engine.client.engine import Engine
 from blendrag.engine.client.generation import Delta, Sampling
 from blendrag.engine.client.tool_parser import tool_parser_name
-from blendrag.engine.wire.recipe import Recipe
-from blendrag.lab.arms import reset
+from blendrag.lab.arms import recipe_of, reset
 from blendrag.lab.prompts import Prompt
 from blendrag.lab.running import lab_engine
 from blendrag.lab.scratch import ScratchStore, scratch_store, scratch_tree
@@ -169,6 +168,8 @@ def _put_back(engine: Engine, settings: Settings, prompt: Prompt) -> tuple[Delta
 
 
 class _Check:
+    store: ScratchStore
+
     def __init__(self, engine: Engine, settings: Settings) -> None:
         self.engine, self.settings = engine, settings
         self.tokenizer: Any = load_tokenizer(engine.model_path)
@@ -176,25 +177,23 @@ class _Check:
 
     def run(self) -> tuple[list[Check], ModelCheck]:
         texts = [[self._encode(topics[name])[:_CHUNK_TOKENS] for name in names] for names, _ in _PROMPTS]
-        with scratch_store(self.engine, self.settings, chain(*texts)) as store:
-            prompts = [
-                self._prompt(store, chunks, question)
-                for chunks, (_, question) in zip(texts, _PROMPTS, strict=True)
-            ]
-            full = [self._first_token(prompt, None) for prompt in prompts]
-            repaired = [self._first_token(prompt, self._recipe(store, prompt, 1.0)) for prompt in prompts]
-            reused = [self._first_token(prompt, self._recipe(store, prompt, 0.0)) for prompt in prompts]
-            store.make_cold()
-            reread = [self._first_token(prompt, self._recipe(store, prompt, 0.0)) for prompt in prompts]
-            first = self._prompt(store, texts[0][:1], _PROMPTS[0][1])
-            alone = self._first_token(first, None), self._first_token(first, self._recipe(store, first, 0.0))
+        questions = [question for _, question in _PROMPTS]
+        with scratch_store(self.engine, self.settings, chain(*texts)) as self.store:
+            prompts = list(map(self._prompt, texts, questions))
+            full, repaired, reused = (
+                [self._first_token(prompt, ratio) for prompt in prompts] for ratio in (None, 1.0, 0.0)
+            )
+            self.store.make_cold()
+            reread = [self._first_token(prompt, 0.0) for prompt in prompts]
+            first = self._prompt(texts[0][:1], questions[0])
+            alone = self._first_token(first), self._first_token(first, 0.0)
             special: list[Check] = []
             if self.engine.facts.blocks:
                 special.append(self._restored(prompts[0], full[0]))
             if self.settings.prefix_caching and self.engine.facts.prefix_caching:
-                special.append(self._behind_a_hit(store, prompts[0], texts[1][:2]))
+                special.append(self._behind_a_hit(prompts[0], texts[1][:2]))
             if self.settings.blend_share < 1.0:  # else a blend is one slice
-                special.append(self._in_slices(store, prompts[0], full[0]))
+                special.append(self._in_slices(prompts[0], full[0]))
         # two chunks' worth: the second stands alone once, and once behind the first
         text = list(prompts[0].token_ids)
         found = ModelCheck(**self.engine.call("selfcheck", text, len(text) // 2))
@@ -220,13 +219,13 @@ class _Check:
             rows.append(_at_most("chunk behind its shared prefix, reused whole, KL", kl, _MAX_KL))
         return rows, found
 
-    def _behind_a_hit(self, store: ScratchStore, prompt: Prompt, more: Sequence[tuple[int, ...]]) -> Check:
+    def _behind_a_hit(self, prompt: Prompt, more: Sequence[tuple[int, ...]]) -> Check:
         """Check the next turn of a chat, with more chunks, behind a prefix hit. Of models with windows, the
         engine computes it alone where blending would compute as much."""
-        turn = self._prompt(store, more, _PROMPTS[1][1], prompt)
-        full = self._first_token(turn, None)
-        self._first_token(prompt, self._recipe(store, prompt, 1.0))
-        hit = self._ask(turn, self._recipe(store, turn, 1.0))
+        turn = self._prompt(more, _PROMPTS[1][1], prompt)
+        full = self._first_token(turn)
+        self._first_token(prompt, 1.0)
+        hit = self._ask(turn, 1.0)
         row = _at_most("the same behind a prefix hit, KL", _largest_kl([full], [hit]), _MAX_KL)
         return _if((hit.report.prefix if hit.report else hit.prefix_tokens) > 0, row)
 
@@ -235,7 +234,7 @@ class _Check:
         row = _at_most("exact prefix, stored and put back, KL", _largest_kl([full], [restored]), _MAX_KL)
         return _if(exact == wanted, row)
 
-    def _in_slices(self, store: ScratchStore, prompt: Prompt, full: Delta) -> Check:
+    def _in_slices(self, prompt: Prompt, full: Delta) -> Check:
         """Check a prompt that is blended in slices, while another answer is being generated."""
         opening = self._encode(_OPENING)
         until_closed = Sampling(self.engine.max_model_len - len(opening), 0.0, other={"ignore_eos": True})
@@ -243,7 +242,7 @@ class _Check:
             reset(self.engine)
             other = self.engine.stream(opening, until_closed)
             next(other)
-            sliced = self._ask(prompt, self._recipe(store, prompt, 1.0))
+            sliced = self._ask(prompt, 1.0)
             other.close()
             if sliced.report is not None and sliced.report.slices > 1:
                 break
@@ -251,17 +250,13 @@ class _Check:
         return _if(sliced.report is not None and sliced.report.slices > 1, row)
 
     def _prompt(
-        self,
-        store: ScratchStore,
-        chunks: Sequence[tuple[int, ...]],
-        question: str,
-        before: Prompt | None = None,
+        self, chunks: Sequence[tuple[int, ...]], question: str, before: Prompt | None = None
     ) -> Prompt:
         """Make a prompt of the chunks with blank lines between them, behind another prompt, or what they were
         prefilled behind."""
         before = before or Prompt(self.prefix or tuple(self.tokenizer(_OPENING).input_ids), ())
         ids, spans = before.token_ids, before.spans
-        keys = {chunk.token_ids: chunk.key for chunk in store.chunks}
+        keys = {chunk.token_ids: chunk.key for chunk in self.store.chunks}
         for chunk in chunks:
             spans = (*spans, (keys[chunk], len(ids), len(chunk)))
             ids = (*ids, *chunk, *self._encode("\n\n"))
@@ -270,14 +265,15 @@ class _Check:
     def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(self.tokenizer(text, add_special_tokens=False).input_ids)
 
-    def _recipe(self, store: ScratchStore, prompt: Prompt, ratio: float) -> Recipe:
-        return Recipe(store.id, prompt.spans, replace(self.settings.blending, recompute_ratio=ratio))
-
-    def _first_token(self, prompt: Prompt, recipe: Recipe | None) -> Delta:
+    def _first_token(self, prompt: Prompt, ratio: float | None = None) -> Delta:
         reset(self.engine)
-        return self._ask(prompt, recipe)
+        return self._ask(prompt, ratio)
 
-    def _ask(self, prompt: Prompt, recipe: Recipe | None) -> Delta:
+    def _ask(self, prompt: Prompt, ratio: float | None = None) -> Delta:
+        """Generate a token, blended at this ratio; without one, after full prefill."""
+        recipe = None
+        if ratio is not None:
+            recipe = replace(recipe_of(self.settings, self.store.id, ratio), spans=prompt.spans)
         return self.engine.generate(prompt.token_ids, _ONE, recipe)
 
 

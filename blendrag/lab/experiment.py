@@ -2,18 +2,9 @@
 
 A trial is what every arm is given: a prompt, or a row of a data set. All arms have had a
 trial before the next one begins, and every trial begins with another arm: what disturbs the machine disturbs
-all arms, and an arm is compared with the others trial by trial. The first trial warms up.
-
-Arms that time first tokens (:mod:`blendrag.lab.arms`) carry their prompts, and are asked by :func:`measure`::
-
-    arms = {"full": Arm("full", trials), "blended": blended_prefill(trials, recipe)}
-    samples = measure(engine, arms, progress)
-    summarise(samples)["blended"].speedup["full"].median
-
-Whatever else is an arm uses the loop itself, and leaves out what it has already::
-
-    for turn in in_turn(arms, rows, progress, done=lambda row, arm: (row.id, arm) in kept):
-        keep(ask(turn.arm, turn.trial))
+all arms, and an arm is compared with the others trial by trial. The first trial warms up. Arms that time
+first tokens (:mod:`blendrag.lab.arms`) carry their prompts, and are asked by :func:`measure`; whatever else
+is an arm uses the loop itself.
 """
 
 from __future__ import annotations

@@ -61,23 +61,19 @@ class ScratchStore:
         preceding = Chunk("", "", before) if before else None
         return self.contexts.document((("", ids) for ids in pieces), preceding)
 
-    def register(self, owner: str, chunks: Iterable[Chunk]) -> None:
-        """Make these chunks the owner's: what belongs to nobody is not stored."""
-        self.catalogue.register(owner, chunks)
-
-    def batches(self, chunks: Iterable[Chunk]) -> Iterator[list[Chunk]]:
-        """Return batches of chunks, as a real ingest would have them computed."""
-        return batches(chunks)
-
     def fill(self, chunks: Iterable[Chunk]) -> None:
-        """Prefill the chunks that are not stored; all are on disk when it returns.
+        """Prefill the chunks that are not stored; all are on disk when it returns. What belongs to nobody is
+        not stored.
 
         Raises StoreFullError, EngineError.
         """
         wanted = {chunk.key: chunk for chunk in chunks}
         there = self.catalogue.ready(wanted)
-        fresh = [chunk for key, chunk in wanted.items() if key not in there]
-        for batch in self.batches(fresh):
+        self.ingest(chunk for key, chunk in wanted.items() if key not in there)
+
+    def ingest(self, chunks: Iterable[Chunk]) -> None:
+        """Prefill chunks in batches, as a real ingest does; all are on disk when it returns."""
+        for batch in batches(chunks):
             self.client.ingest(batch)
         self.client.flush()
 
@@ -136,12 +132,12 @@ def scratch_store(
         client = StoreClient.open(engine, folder, identity, stack, prefix)
         # No separators: prompts of measurements have a document's chunks one right behind the other.
         contexts = Contexts(identity, (), settings.context_tokens, engine.max_model_len - len(prefix) - 1)
-        store = ScratchStore(client, identity, catalogue, (), label, contexts)
-        store = replace(store, chunks=tuple(store.document(list(dict.fromkeys(pieces)))))
+        chunks = tuple(contexts.document((("", ids) for ids in dict.fromkeys(pieces)), None))
+        store = ScratchStore(client, identity, catalogue, chunks, label, contexts)
         try:
-            store.register("scratch", store.chunks)
+            catalogue.register("scratch", chunks)
             if filled:
-                store.fill(store.chunks)
+                store.fill(chunks)
             yield store
         finally:
             with contextlib.suppress(BlendragError):  # the engine may be what failed

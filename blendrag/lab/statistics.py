@@ -94,27 +94,21 @@ def next_token_kl(reference: Mapping[int, float], other: Mapping[int, float], to
     return max(0.0, sum(x * math.log(x / y) for x, y in zip(p, q, strict=True)))
 
 
-def mean_kl(own: Sequence[Sample], reference: Sequence[Sample]) -> float:
-    """Return the mean KL of the first tokens, request by request."""
-    pairs = zip(own, reference, strict=True)
-    return float(np.mean([next_token_kl(there.logprobs, here.logprobs) for here, there in pairs]))
-
-
 def summarise(
     samples: Mapping[str, Sequence[Sample]], rivals: Sequence[str] = ("full",)
 ) -> dict[str, Summary]:
     """Return the numbers of each arm, by name, ``full`` among them. rivals: whose times are compared."""
     times = {name: np.array([sample.ttft_ms for sample in own]) for name, own in samples.items()}
-    full = samples["full"]
     found = {}
     for name, own in samples.items():
+        pairs = list(zip(own, samples["full"], strict=True))
         ttft = spread(times[name])
         split = {part: float(np.median([s.split_ms.get(part, 0.0) for s in own])) for part in PARTS}
         found[name] = Summary(
             ttft_ms=ttft,
             speedup={rival: spread(times[rival] / times[name]) for rival in rivals},
-            kl_first_token=mean_kl(own, full),
-            top1_agreement=float(np.mean([a.token == b.token for a, b in zip(own, full, strict=True)])),
+            kl_first_token=float(np.mean([next_token_kl(b.logprobs, a.logprobs) for a, b in pairs])),
+            top1_agreement=float(np.mean([a.token == b.token for a, b in pairs])),
             tokens_recomputed=round(float(np.median([sample.recomputed for sample in own]))),
             split_ms=split | {"engine": ttft.median - sum(split.values())},
             each_ms=times[name].tolist(),

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from blendrag.lab.bootstrap import Interval, difference, mean
 from blendrag.lab.evaluate.arms import ArmSpec
-from blendrag.lab.evaluate.samples import AnswerSample
+from blendrag.lab.evaluate.samples import AnswerSample, by_arm
 from blendrag.tables import table_with
 
 _BASE = "uniform"  # what allocators are compared with
@@ -39,17 +39,14 @@ def summarise_decoding(
     samples: Iterable[AnswerSample], arms: Sequence[ArmSpec], tokens: Mapping[str, int]
 ) -> dict[str, DecodedSummary]:
     """Summarise losses by arm. tokens: of each question's prompt."""
-    by_arm: dict[str, dict[str, AnswerSample]] = {}
-    for sample in samples:
-        by_arm.setdefault(sample.arm, {})[sample.question] = sample
-    found = {}
+    answered, found = by_arm(samples), {}
     for arm in arms:
-        answered = by_arm.get(arm.name, {})
-        own = {id: each for id, each in answered.items() if each.evicted and each.evicted.kept}
+        answers = answered.get(arm.name, {})
+        own = {id: each for id, each in answers.items() if each.evicted and each.evicted.kept}
         if arm.budget is not None and own:
             uniform = f"{arm.budget.partition(':')[0]}:{_BASE}"
-            base = by_arm.get(f"{arm.whole.name}:{uniform}", {}) if arm.budget != uniform else {}
-            found[arm.name] = _summary(arm.budget, own, by_arm.get(arm.whole.name, {}), base, tokens)
+            base = answered.get(f"{arm.whole.name}:{uniform}", {}) if arm.budget != uniform else {}
+            found[arm.name] = _summary(arm.budget, own, answered.get(arm.whole.name, {}), base, tokens)
     return found
 
 

@@ -172,7 +172,7 @@ class Measuring:
                 users = [asked for asked in questions if variant in variants[asked.id]]
                 store = self._stores[variant] = exits.enter_context(self._store(variant))
                 for asked in users:
-                    store.register(asked.id, chain(*stored(store, asked.documents, asked.before)))
+                    store.catalogue.register(asked.id, chain(*stored(store, asked.documents, asked.before)))
             for number, (asked, own) in enumerate(groupby(turns, key=lambda turn: turn.trial)):
                 stores = [self._stores[variant] for variant in variants[asked.id]]
                 for store in stores:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from io import FileIO
@@ -64,6 +64,14 @@ class AnswerSample:
     def from_json(cls, line: str) -> Self:
         """Return the sample ``to_json`` wrote. Raises ValueError if the line is no sample."""
         return TypeAdapter(cls).validate_json(line)
+
+
+def by_arm(samples: Iterable[AnswerSample]) -> dict[str, dict[str, AnswerSample]]:
+    """Return samples by arm and question: of what was measured twice, the last one."""
+    found: dict[str, dict[str, AnswerSample]] = {}
+    for sample in samples:
+        found.setdefault(sample.arm, {})[sample.question] = sample
+    return found
 
 
 class SampleLog:

@@ -16,7 +16,7 @@ from blendrag.errors import ConfigError
 from blendrag.lab.bootstrap import Interval, difference, gap_closed, mean
 from blendrag.lab.evaluate.arms import FULL, REUSE
 from blendrag.lab.evaluate.formats import Question
-from blendrag.lab.evaluate.samples import AnswerSample
+from blendrag.lab.evaluate.samples import AnswerSample, by_arm
 from blendrag.lab.statistics import next_token_kl
 
 Verdict = Literal["clear", "within noise", "negative"]
@@ -70,15 +70,13 @@ def summarise(samples: Iterable[AnswerSample], questions: Sequence[Question]) ->
     Only questions count that every arm has answered; what was measured twice counts once.
     Raises ConfigError if no question was answered by all arms, ``full`` among them.
     """
-    by_arm: dict[str, dict[str, AnswerSample]] = {}
-    for sample in samples:
-        by_arm.setdefault(sample.arm, {})[sample.question] = sample
-    common = [asked for asked in questions if all(asked.id in answered for answered in by_arm.values())]
-    if not common or FULL not in by_arm:
+    arms = by_arm(samples)
+    common = [asked for asked in questions if all(asked.id in answered for answered in arms.values())]
+    if not common or FULL not in arms:
         raise ConfigError(
             "no question was answered by all arms, full prefill among them: nothing can be compared"
         )
-    table = {arm: [answered[asked.id] for asked in common] for arm, answered in by_arm.items()}
+    table = {arm: [answered[asked.id] for asked in common] for arm, answered in arms.items()}
     return {arm: _summary(common, own, table[FULL], table.get(REUSE)) for arm, own in table.items()}
 
 

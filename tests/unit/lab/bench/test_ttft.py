@@ -14,12 +14,7 @@ import torch
 from blendrag.errors import ConfigError
 from blendrag.lab.arms import Sample
 from blendrag.lab.bench.axes import ALL, AXES, Point, axis_named, parse_ratios
-from blendrag.lab.bench.ttft import (
-    CodecCost,
-    TtftResults,
-    _arms,
-    measure_codec,
-)
+from blendrag.lab.bench.ttft import CodecCost, TtftResults, _arms, measure_codec
 from blendrag.lab.options import TtftOptions
 from blendrag.lab.prompts import PromptMaker
 from blendrag.lab.results import Setup
@@ -105,25 +100,22 @@ def test_step_of_quality_is_measured_with_its_selector(tokenizer: Any, settings:
 # -- what is shown ----------------------------------------------------------------------------------------
 
 
-def samples(arm: str, ttft: float, recomputed: int, **split: float) -> list[Sample]:
-    return [Sample(arm, ttft + i, 5, {5: -0.2, 6: -2.0 - i}, recomputed, split) for i in range(5)]
+def samples(ttft: float, recomputed: int, **split: float) -> list[Sample]:
+    return [Sample(ttft + i, 5, {5: -0.2, 6: -2.0 - i}, recomputed, split) for i in range(5)]
 
 
 def results(axis: str, *values: Any) -> TtftResults:
     each = {
-        "full": samples("full", 2000, 3072),
-        "prefix": samples("prefix", 1900, 2560),
-        "reuse": samples("reuse", 150, 0, load=60, select=0, recompute=50),
-        "blended": samples("blend@0.15", 480, 461, load=60, select=12, recompute=350),
+        "full": samples(2000, 3072),
+        "prefix": samples(1900, 2560),
+        "reuse": samples(150, 0, load=60, select=0, recompute=50),
+        "blended": samples(480, 461, load=60, select=12, recompute=350),
     }
     summaries = summarise(each, ("full", "prefix"))
     return TtftResults(
-        {own[0].arm: summaries[name] for name, own in each.items()},
+        {"blend@0.15" if name == "blended" else name: own for name, own in summaries.items()},
         dict.fromkeys(values, summaries),
-        {
-            "raw": CodecCost(23040, 0, 0),
-            "int8": CodecCost(11745, 0.003, 0.007),
-        },
+        {"raw": CodecCost(23040, 0, 0), "int8": CodecCost(11745, 0.003, 0.007)},
         Setup(
             TtftOptions(axis, values, exact=axis == "ratio"), Settings(),
             replace(MACHINE, cpu="A CPU [model]"), (3140, 3142),
