@@ -58,8 +58,7 @@ def add_legend(figure: Any, axes: Any) -> None:
     )  # fmt: skip
 
 
-def save(figure: Any, path: Path, machine: Machine | None = None) -> None:
-    """Write the picture; with ``machine``, what it was measured on stands below."""
-    if machine is not None:
-        figure.supxlabel(where(machine), color=INK, fontsize=8)
+def save(figure: Any, path: Path, machine: Machine) -> None:
+    """Write the picture; what it was measured on stands below."""
+    figure.supxlabel(where(machine), color=INK, fontsize=8)
     figure.savefig(path, facecolor="white", transparent=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import cycle, islice
 from typing import Any
 
 from blendrag.engine.client.engine import Engine
@@ -91,19 +92,17 @@ class PromptMaker:
         before = f"{implied_bos(self.tokenizer) or ''}{self._system}{self._separator_text}"  # a base model
         return [Part(before), Part(question, 0), Part(self._separator_text)], 0
 
-    def trial(self, pool: Sequence[Chunk], chunks: int, rng: random.Random, number: int) -> Trial:
-        """Make a trial of two or more random chunks of ``pool``, in two random orders."""
-        chosen = rng.sample(pool, chunks)
-        other = list(chosen)
-        while other == chosen:
-            rng.shuffle(other)
-        question = QUESTIONS[number % len(QUESTIONS)]
-        return Trial(self.make(chosen, question), self.make(other, question))
-
     def trials(self, pool: Sequence[Chunk], chunks: int, count: int, seed: int | str) -> list[Trial]:
-        """Make ``count`` trials, the same ones for the same ``seed``."""
-        rng = random.Random(seed)
-        return [self.trial(pool, chunks, rng, number) for number in range(count)]
+        """Make ``count`` trials, each of two or more random chunks of ``pool`` in two random orders; the same
+        ones for the same ``seed``."""
+        rng, made = random.Random(seed), []
+        for question in islice(cycle(QUESTIONS), count):
+            chosen = rng.sample(pool, chunks)
+            other = list(chosen)
+            while other == chosen:
+                rng.shuffle(other)
+            made.append(Trial(self.make(chosen, question), self.make(other, question)))
+        return made
 
 
 def check_prompts(prompts: Iterable[Prompt], window: int, answer: int = 1) -> None:

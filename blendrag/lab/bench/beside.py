@@ -42,7 +42,6 @@ INTO_S = 0.4  # share of a long prompt's time after which the short one is sent
 ALONE_S = 3.0  # seconds for which answers are measured with nothing beside them
 _POOL = 2  # chunks in the store, per chunk of a prompt
 _LOOK_S = 0.02  # seconds between looks whether all decodes run
-TokenGap = tuple[float, float]  # begin and end of the time between two tokens of an answer
 _STORY = "Write a long story about a lighthouse keeper, a storm and the letter that came with it. Part {}."
 
 
@@ -133,7 +132,7 @@ def run_beside(settings: Settings, options: BesideOptions, progress: Progress) -
                     windows[turn.key].append(found)
         return BesideResults(
             summarise_windows(windows),
-            {name: own[-1].trace() for name, own in windows.items()},
+            {name: own[-1].trace for name, own in windows.items()},
             setup=Setup.of(engine, settings, options, prompts),
         )
 
@@ -241,24 +240,25 @@ class MeasuredWindow:
     short_s: float
 
     @property
-    def gaps(self) -> list[TokenGap]:
-        """The gaps that the arrival fell into, between its being due and its first token; by time."""
+    def trace(self) -> list[tuple[float, float]]:
+        """The seconds since the beginning, and the ms since the answer's last token, of each token behind a
+        gap that the arrival fell into, between its being due and its first token; by time."""
         begin, end = self.arrival.due, self.arrival.tokens[0]
-        gaps = [gap for decode in self.decodes for gap in decode.gaps if gap[0] < end and gap[1] > begin]
-        return sorted(gaps, key=lambda gap: gap[1])
+        gaps = (gap for decode in self.decodes for gap in decode.gaps)
+        return sorted(
+            (after - begin, 1e3 * (after - before))
+            for before, after in gaps
+            if before < end and after > begin
+        )
 
     @property
     def itl_ms(self) -> list[float]:
-        return [1e3 * (after - before) for before, after in self.gaps]
-
-    def trace(self) -> list[tuple[float, float]]:
-        """Return, of each token, the seconds since the beginning and the ms since the answer's last token."""
-        return [(after - self.arrival.due, 1e3 * (after - before)) for before, after in self.gaps]
+        return [ms for _, ms in self.trace]
 
 
 def summarise_windows(windows: Mapping[str, Sequence[MeasuredWindow]]) -> dict[str, Beside]:
     """Summarise windows by condition, ``alone`` among them. Raises ConfigError if no token came in one."""
-    if not all(window.gaps for own in windows.values() for window in own):
+    if not all(window.trace for own in windows.values() for window in own):
         raise ConfigError("no token came in time: ask for more --chunks, or larger ones")
 
     def ratios(name: str, of: Any) -> Spread:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 from rich.table import Table
@@ -22,16 +22,12 @@ from blendrag.lab.arms import Asked
 from blendrag.lab.bench.timed import Timed, ask_timed, cancel, exactly
 from blendrag.lab.canvas import ARM_COLOURS, ARM_LABELS, INK
 from blendrag.lab.experiment import in_turn
-from blendrag.lab.results import EngineResults
+from blendrag.lab.results import EngineResults, Options
 from blendrag.lab.statistics import Percentiles, percentiles
 from blendrag.progress import Progress
 from blendrag.tables import table_with
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
 P = TypeVar("P")
-Chosen = TypeVar("Chosen", bound="DataclassInstance")
 
 WARM_UP = 1 / 6  # of a run's time, as CacheBlend drops 1,000 of 6,000 requests
 
@@ -252,7 +248,7 @@ _LOOKS = {arm: (colour, ARM_LABELS[arm]) for arm, colour in ARM_COLOURS.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded(EngineResults[Chosen]):
+class Loaded(EngineResults[Options]):
     """Results of arms under load. bound_ms: of p95 TTFT, twice full prefill's without load."""
 
     arms: dict[str, LoadArm]

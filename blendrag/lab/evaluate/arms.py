@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, cast, get_args
+from typing import Literal, NamedTuple, cast, get_args
 
 from blendrag.choice import Choice, written
 from blendrag.compress import check_budget
@@ -37,7 +37,6 @@ FULL, REUSE, LMCACHE, PAPER, ADAKV, CONTEXT = "full", "reuse", "lmcache", "paper
 RATIOS = (0.05, 0.1, 0.15, 0.3)
 
 ArmKind = Literal["full", "reordered", "stored"]
-Variant = tuple[str, SharedPrefix, int]  # of stored KV: codec, shared prefix, context's tokens
 
 _PAPER_RATIOS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)  # CacheBlend's Figures 12 and 16 lie within them
 _PAPER_VARIANTS = ("hkvd:metric=k", "hkvd:metric=kv", "query:shift=no", LMCACHE)  # besides all selectors
@@ -48,6 +47,14 @@ _PREFIXES: tuple[SharedPrefix, ...] = get_args(SharedPrefix)
 _NO_CHOICE = ("all", "none")  # what ratios 1 and 0 are
 _BUDGETS = (128, 256, 512, 1024, 2048)
 _SHARED_BY = ("uniform", "ada", "pyramid", "ada_pyramid", "critical")
+
+
+class Variant(NamedTuple):
+    """A variant of stored KV: what the settings of these names would be, for an index to have it."""
+
+    codec: str
+    shared_prefix: SharedPrefix
+    context_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +81,9 @@ class ArmSpec:
     def variant(self, settings: Settings) -> Variant:
         """Return the part of an arm that its stored KV depends on: arms with the same can share a store."""
         context = settings.context_tokens if self.shared_prefix is None else 0
-        return self.codec or settings.new_codec, self.shared_prefix or settings.shared_prefix, context
+        return Variant(
+            self.codec or settings.new_codec, self.shared_prefix or settings.shared_prefix, context
+        )
 
     def recipe(self, settings: Settings, store: str, spans: tuple[tuple[str, int, int], ...]) -> Recipe:
         """Return how a prompt is blended by it."""

@@ -170,7 +170,8 @@ class Measuring:
         with contextlib.ExitStack() as exits:
             for variant in set[Variant]().union(*variants.values()):
                 users = [asked for asked in questions if variant in variants[asked.id]]
-                store = self._stores[variant] = exits.enter_context(self._store(variant))
+                settings = self._settings.model_copy(update=variant._asdict())
+                store = self._stores[variant] = exits.enter_context(scratch_store(self._engine, settings))
                 for asked in users:
                     store.catalogue.register(asked.id, chain(*stored(store, asked.documents, asked.before)))
             for number, (asked, own) in enumerate(groupby(turns, key=lambda turn: turn.trial)):
@@ -184,12 +185,6 @@ class Measuring:
                     log.append(sample)
                 for store in stores:
                     store.release(asked.id)  # long documents would fill the disk
-
-    def _store(self, variant: Variant) -> contextlib.AbstractContextManager[ScratchStore]:
-        codec, shared, context = variant
-        update = {"codec": codec, "shared_prefix": shared, "context_tokens": context}
-        own = self._settings.model_copy(update=update)
-        return scratch_store(self._engine, own)
 
     def _variants(self, arms: Iterable[ArmSpec]) -> set[Variant]:
         return {arm.variant(self._settings) for arm in arms if arm.kind == "stored"}

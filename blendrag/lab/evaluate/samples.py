@@ -123,7 +123,13 @@ class SampleLog:
             _compare(path, lines[0], json.loads(header)["config"])
         elif not header.encode().startswith(unfinished):
             raise ConfigError(_foreign(path))
-        self.samples += [_sample(path, number, line) for number, line in enumerate(lines[1:], start=2)]
+        for number, line in enumerate(lines[1:], start=2):
+            try:
+                self.samples.append(AnswerSample.from_json(line.decode()))
+            except ValueError as error:
+                raise ConfigError(
+                    f"{str(path)!r}, line {number}, is no sample: delete the line or the file"
+                ) from error
         self._file.truncate(len(content) - len(unfinished))
         if not lines:
             self._write(header)
@@ -156,15 +162,6 @@ def _compare(path: Path, line: bytes, wanted: Mapping[str, Any]) -> None:
             f"{str(path)!r} holds samples of another run ({'; '.join(other)}): name another file,"
             " or delete this one to start again"
         )
-
-
-def _sample(path: Path, number: int, line: bytes) -> AnswerSample:
-    try:
-        return AnswerSample.from_json(line.decode())
-    except ValueError as error:
-        raise ConfigError(
-            f"{str(path)!r}, line {number}, is no sample: delete the line or the file"
-        ) from error
 
 
 def _shown(value: Any) -> str:

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blendrag.control.estimate import PrefillCurve
-from blendrag.errors import ConfigError
 from blendrag.eviction import EvictionPolicy, Use
 from blendrag.eviction.heap import IndexedHeap
 from blendrag.eviction.interface import MayLeave
@@ -33,10 +32,8 @@ class ReplayOutcome:
     held: set[str] = field(default_factory=set)
 
     @classmethod
-    def begin(cls, trace: RequestTrace, capacity: int) -> ReplayOutcome:
-        """Return an outcome in which nothing is found yet. Raises ConfigError for a capacity below 1."""
-        if capacity < 1:
-            raise ConfigError(f"a cache of {capacity} {trace.unit}: it must hold 1 or more")
+    def begin(cls, trace: RequestTrace) -> ReplayOutcome:
+        """Return an outcome in which nothing is found yet."""
         asked = [sum(request.sizes[: len(request.asked)]) for request in trace.requests]
         return cls(np.array(asked, np.int64), np.zeros(len(asked), np.int64))
 
@@ -48,13 +45,12 @@ class ReplayOutcome:
 def replay(
     trace: RequestTrace, policy: EvictionPolicy, capacity: int, *, forecasts: Sequence[float] | None = None
 ) -> ReplayOutcome:
-    """Return what a cache of ``capacity`` (in ``trace.unit``) would have found with a new ``policy``.
+    """Return what a cache of ``capacity`` (1 or more, in ``trace.unit``) would have found with a new policy.
 
     A prefix cache finds the longest held prefix of a prompt, others each chunk by itself. forecasts: by
-    request, the chance that its conversation goes on; told when the request is over. Raises ConfigError for a
-    capacity below 1.
+    request, the chance that its conversation goes on; told when the request is over.
     """
-    outcome, cache = ReplayOutcome.begin(trace, capacity), _Cache(trace, policy, capacity)
+    outcome, cache = ReplayOutcome.begin(trace), _Cache(trace, policy, capacity)
     last: dict[int, tuple[list[bool], int, float | None]] = {}
     for number, over in trace.events():
         request = trace.requests[number]
@@ -165,9 +161,9 @@ def optimum(trace: RequestTrace, capacity: int) -> ReplayOutcome:
 
     Whoever asks for a block of a prefix cache asks for those before it, too, so that no block is held without
     them. Where chunks differ in size, parts of them may leave: that optimum can be computed, and no policy
-    that holds chunks whole finds more tokens. Raises ConfigError for a capacity below 1.
+    that holds chunks whole finds more tokens.
     """
-    outcome = ReplayOutcome.begin(trace, capacity)
+    outcome = ReplayOutcome.begin(trace)
     held: dict[str, int] = {}  # of its weight, so much
     order = IndexedHeap()
     free = capacity

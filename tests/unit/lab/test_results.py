@@ -12,17 +12,9 @@ import pytest
 from rich.console import Console
 
 from blendrag.errors import ConfigError
-from blendrag.lab.canvas import check_plot_path
 from blendrag.lab.results import pasted
 from blendrag.tables import Page, table_with
 from paper_machine import MACHINE
-
-
-@pytest.mark.parametrize("name", ["out.gif", "out", "absent/out.png"])
-def test_picture_that_cannot_be_written_is_refused_before_measuring(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ConfigError, match="--plot"):
-        check_plot_path(tmp_path / name)
-
 
 PAGE = "# A\n<!-- t-table -->\nold\n<!-- /t-table -->\nbetween\n<!-- t-table-2 --><!-- /t-table-2 -->\nend\n"
 

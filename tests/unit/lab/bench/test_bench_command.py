@@ -34,20 +34,21 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "message"), BAD)
-def test_bad_option_is_one_line_without_an_engine(
-    arguments: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+@pytest.fixture(autouse=True)
+def no_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("blendrag.engine.client.engine.Engine.shared", None)
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD)
+def test_bad_option_is_one_line_without_an_engine(arguments: tuple[str, ...], message: str) -> None:
     result = CliRunner().invoke(app, ["bench", *arguments])
     assert result.exit_code == 1
     assert message in result.stderr and result.stderr.startswith("error: ")
     assert result.stderr.count("\n") == 1 and not result.stdout
 
 
-def test_selector_that_there_is_not_is_found_out_before_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("blendrag.engine.client.engine.Engine.shared", None)
+def test_selector_that_there_is_not_is_found_out_before_the_engine() -> None:
     result = CliRunner(env={"BLENDRAG_SELECTOR": "hkdv"}).invoke(app, ["bench", "ttft"])
     assert result.exit_code == 1 and result.stderr.startswith("error: unknown selector 'hkdv'")
 
@@ -56,28 +57,17 @@ def test_selector_that_there_is_not_is_found_out_before_the_engine(monkeypatch: 
 @pytest.mark.parametrize(
     ("option", "value"), [("--chunks", "1"), ("--repeats", "0"), ("--chunk-tokens", "4")]
 )
-def test_measurement_of_nothing_is_refused(
-    command: str, option: str, value: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("blendrag.engine.client.engine.Engine.shared", None)
+def test_measurement_of_nothing_is_refused(command: str, option: str, value: str) -> None:
     result = CliRunner().invoke(app, ["bench", command, option, value])
     assert result.exit_code == 2 and option in result.stderr and "Traceback" not in result.output
 
 
-HIDDEN = [
-    ("matplotlib", ("bench", "ttft", "--plot", "out.png")),
-    ("matplotlib", ("eval", "--data", "rows.jsonl", "--plot", "out.png")),
-]
-
-
-@pytest.mark.parametrize(("module", "arguments"), HIDDEN)
+@pytest.mark.parametrize("command", ["bench ttft", "eval --data rows.jsonl"])
 def test_library_of_the_extra_is_missed_before_measuring(
-    module: str, arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "rows.jsonl").touch()
-    monkeypatch.setattr("blendrag.engine.client.engine.Engine.shared", None)
-    monkeypatch.setitem(sys.modules, module, None)
-    result = CliRunner().invoke(app, list(arguments))
-    message = f'error: {module} is not installed: pip install "blendrag[lab]"\n'
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    result = CliRunner().invoke(app, [*command.split(), "--plot", "out.png"])
+    message = 'error: matplotlib is not installed: pip install "blendrag[lab]"\n'
     assert (result.exit_code, result.stderr, result.stdout) == (1, message, "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from copy import copy
 from itertools import islice
 from typing import Any
@@ -59,17 +58,14 @@ def test_model_without_a_template_is_measured_too(tokenizer: Any) -> None:
 
 
 def test_reordered_prompt_has_the_same_chunks_never_in_the_same_order(maker: PromptMaker) -> None:
-    rng = random.Random(1)
-    for number in range(20):
-        trial = maker.trial(POOL, 2, rng, number)
+    for trial in maker.trials(POOL, 2, 20, seed=1):
         keys, others = ([span[0] for span in p.spans] for p in (trial.prompt, trial.before))
         assert sorted(keys) == sorted(others) and keys != others
         assert len(trial.prompt.token_ids) == len(trial.before.token_ids)
 
 
 def test_repeats_choose_and_order_anew(maker: PromptMaker) -> None:
-    rng = random.Random(0)
-    assert len({maker.trial(POOL, 3, rng, number).prompt.spans for number in range(10)}) > 5
+    assert len({trial.prompt.spans for trial in maker.trials(POOL, 3, 10, seed=0)}) > 5
 
 
 def test_prefix_hit_is_not_counted_as_recomputed() -> None:

@@ -70,7 +70,7 @@ def measured(condition: str, engine: Any) -> MeasuredWindow:
 def test_what_answers_and_a_short_prompt_wait_for_an_arrival_is_counted() -> None:
     found, alone = (measured(condition, lambda: Scripted(None)) for condition in ("full", "alone"))
     assert max(found.itl_ms) > 55 and found.short_s > 0.035
-    assert len(alone.gaps) > 4 and max(alone.itl_ms) < 55 and alone.short_s < 0.03
+    assert len(alone.trace) > 4 and max(alone.itl_ms) < 55 and alone.short_s < 0.03
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_what_answers_and_a_short_prompt_wait_for_an_arrival_is_counted() -> Non
 def test_prompt_that_was_prefilled_does_not_pass_for_a_blend(report: BlendReport | None) -> None:
     with pytest.raises(EngineError, match="was not blended, so its numbers would mean nothing"):
         measured("blended", lambda: Scripted(report))
-    assert measured("blended", lambda: Scripted(BLENDED)).gaps
+    assert measured("blended", lambda: Scripted(BLENDED)).trace
 
 
 def test_answer_that_fails_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,8 +104,8 @@ def test_time_between_two_answers_is_no_latency() -> None:
 
 
 def test_gap_that_no_arrival_fell_into_does_not_count_as_beside_one() -> None:
-    assert [stop for _, stop in BESIDE.gaps] == [5.5]
-    assert [stop for _, stop in window([[0, 1, 2, 9, 12, 14]], first=10).gaps] == [2, 9, 12]
+    assert BESIDE.trace == [(3.5, 4000)]  # since it was due at 2
+    assert [at for at, _ in window([[0, 1, 2, 9, 12, 14]], first=10).trace] == [1, 8, 11]
 
 
 def test_numbers_are_of_their_condition_and_ratios_of_their_repeat() -> None:
@@ -119,7 +119,7 @@ def test_numbers_are_of_their_condition_and_ratios_of_their_repeat() -> None:
 
 
 def test_trace_is_by_time() -> None:
-    assert [at for at, _ in ALONE.trace()] == [0.5, 1, 1.5, 2, 2.5, 3.5]
+    assert [at for at, _ in ALONE.trace] == [0.5, 1, 1.5, 2, 2.5, 3.5]
 
 
 def test_window_without_tokens_is_a_clear_error() -> None:

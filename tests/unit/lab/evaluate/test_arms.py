@@ -18,6 +18,9 @@ SELECTORS = [
 ]  # fmt: skip
 
 
+WHOLE = "query@0.06:int8:512:ada:alpha=0.2"  # says all that can be said
+
+
 @pytest.fixture(scope="module")
 def settings() -> Settings:
     return Settings.load()
@@ -35,17 +38,7 @@ def settings() -> Settings:
         ("gradual@1", ArmSpec("gradual@1", "stored", "gradual", 1.0)),
         ("lmcache@0.15:none", ArmSpec("lmcache@0.15", "stored", "lmcache", 0.15, None, "none")),
         ("reuse:system", ArmSpec("reuse:system", "stored", shared_prefix="system")),
-        (
-            "query@0.06:int8:512:ada:alpha=0.2",
-            ArmSpec(
-                "query@0.06:int8:512:ada:alpha=0.2",
-                "stored",
-                "query",
-                0.06,
-                "int8",
-                budget="512:ada:alpha=0.2",
-            ),
-        ),
+        (WHOLE, ArmSpec(WHOLE, "stored", "query", 0.06, "int8", budget="512:ada:alpha=0.2")),
     ],
 )
 def test_name_stands_for_its_arm(name: str, arm: ArmSpec) -> None:

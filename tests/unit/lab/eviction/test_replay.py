@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from blendrag.cli.bench import app
-from blendrag.errors import ConfigError
 from blendrag.eviction import POLICIES, EvictionPolicy, Use, make_policy
 from blendrag.eviction.interface import MayLeave, anything
 from blendrag.lab.eviction.compare import run_eviction
@@ -215,14 +214,6 @@ def test_node_is_kept_from_its_second_sighting_on(trace: RequestTrace) -> None:
 def test_chunk_behind_a_long_prefix_costs_more() -> None:
     assert prefill_cost(0, 0) is None
     assert prefill_cost(1000, 10) > prefill_cost(0, 10) > 0  # type: ignore[operator]
-
-
-@pytest.mark.parametrize("capacity", [0, -1])
-def test_cache_without_room_is_refused(capacity: int) -> None:
-    with pytest.raises(ConfigError, match="1 or more"):
-        replay(blocks("a"), make_policy("lru"), capacity)
-    with pytest.raises(ConfigError, match="1 or more"):
-        optimum(blocks("a"), capacity)
 
 
 # -- ``bench eviction``: what it compares, writes, prints and draws -------------------------------------

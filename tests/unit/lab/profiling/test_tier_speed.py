@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from blendrag.control.profile import TierSpeed
 from blendrag.errors import ConfigError, StoreError
 from blendrag.lab.profiling import tier_speed
 from blendrag.lab.profiling.tier_speed import measure_tier, measure_tiers
@@ -29,11 +30,15 @@ class SlowDisk(DiskTier):
         return super().read(wanted)
 
 
-def test_slow_tier_is_not_taken_for_fast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def measured_as(kind: type[DiskTier], folder: Path, monkeypatch: pytest.MonkeyPatch) -> TierSpeed:
     monkeypatch.setattr(
-        tier_speed, "make_tier", lambda spec, layout, context: SlowDisk(spec, layout, context.folder)
+        tier_speed, "make_tier", lambda spec, layout, context: kind(spec, layout, context.folder)
     )
-    speed = measure_tier(DISK, Layout(IDENTITY, "bfloat16"), tmp_path)
+    return measure_tier(DISK, Layout(IDENTITY, "bfloat16"), folder)
+
+
+def test_slow_tier_is_not_taken_for_fast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    speed = measured_as(SlowDisk, tmp_path, monkeypatch)
     assert 0.4 * SLOW < speed.bytes_per_s < 1.1 * SLOW
     assert speed.latency_s > 0.7 * WAIT_S
     assert speed.calls == 1 + IDENTITY.num_layers
@@ -76,11 +81,8 @@ class FailingDisk(DiskTier):
 
 
 def test_tier_that_fails_while_it_is_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        tier_speed, "make_tier", lambda spec, layout, context: FailingDisk(spec, layout, context.folder)
-    )
     with pytest.raises(StoreError, match="'disk' cannot be measured"):
-        measure_tier(DISK, Layout(IDENTITY, "bfloat16"), tmp_path)
+        measured_as(FailingDisk, tmp_path, monkeypatch)
 
 
 def test_tier_that_is_only_read_is_not_written_to_be_measured(tmp_path: Path) -> None:
