@@ -280,19 +280,10 @@ def load_tables(arms: Mapping[str, LoadArm], bound_ms: float) -> tuple[Table, Ta
     best = table_with("arm", "alone ms", "sustained/s", "/ full", "/ prefix")
     for name, arm in arms.items():
         for run in arm.runs:
-            kept = run.ttft_ms.p95 <= bound_ms
-            runs.add_row(
-                name,
-                f"{run.rate:.2f}",
-                f"{run.completed_per_s:.2f}",
-                f"{run.ttft_ms.p50:,.0f}",
-                f"{run.ttft_ms.p95:,.0f}{'' if kept else ' >'}",
-            )
+            late = "" if run.ttft_ms.p95 <= bound_ms else " >"
+            waits = f"{run.ttft_ms.p50:,.0f}", f"{run.ttft_ms.p95:,.0f}{late}"
+            runs.add_row(name, f"{run.rate:.2f}", f"{run.completed_per_s:.2f}", *waits)
         rate = f"{arm.per_s:.2f}" if arm.per_s else "none"
-        best.add_row(
-            name,
-            f"{arm.alone.ttft_ms:,.0f}",
-            rate if arm.past else f"{rate} at least",
-            *(f"{ratio:.2f}x" if ratio else "-" for ratio in (arm.vs_full, arm.vs_prefix)),
-        )
+        ratios = (f"{ratio:.2f}x" if ratio else "-" for ratio in (arm.vs_full, arm.vs_prefix))
+        best.add_row(name, f"{arm.alone.ttft_ms:,.0f}", rate if arm.past else f"{rate} at least", *ratios)
     return runs, best

@@ -59,15 +59,13 @@ class SpeculateResults(EngineResults[SpeculateOptions]):
         table = table_with("waits", "TTFT", "come true", "saved", "of TTFT", "95 %")
         for waited in self.waits:
             for accepted, saved in waited.saved_s.items():
-                mean, low, high = (seconds / waited.ttft_s for seconds in (saved.mean, saved.low, saved.high))
-                table.add_row(
-                    f"{1e3 * waited.wait_s:,.0f} ms",
-                    f"{1e3 * waited.ttft_s:,.0f} ms",
-                    f"{accepted:.0%}",
-                    f"{1e3 * saved.mean:,.0f} ms",
-                    f"{mean:.0%}",
-                    f"{low:.0%} to {high:.0%}",
+                wait, ttft, gain = (
+                    f"{1e3 * seconds:,.0f} ms" for seconds in (waited.wait_s, waited.ttft_s, saved.mean)
                 )
+                mean, low, high = (
+                    f"{seconds / waited.ttft_s:.0%}" for seconds in (saved.mean, saved.low, saved.high)
+                )
+                table.add_row(wait, ttft, f"{accepted:.0%}", gain, mean, f"{low} to {high}")
         options, machine = self.setup.options, self.setup.machine
         yield table
         yield (

@@ -84,14 +84,11 @@ def _kl(samples: Mapping[str, AnswerSample]) -> dict[str, float]:
 def decoding_table(arms: Mapping[str, DecodedSummary]) -> Table:
     table = table_with("arm", "n", "KV kept", "NLL lost", "95 %", "KL", "95 %", "- uniform's", "95 %")
     for name, arm in arms.items():
-        table.add_row(
-            name,
-            str(arm.n),
-            f"{arm.kept.mean:.1%}",
-            *_shown(arm.nll_loss, "+z.3f"),
-            *_shown(arm.kl, ".4f"),
-            *_shown(arm.kl_to_uniform, "+z.4f"),
+        nll, kl, more = (
+            shown(interval, form)
+            for interval, form in ((arm.nll_loss, "+z.3f"), (arm.kl, ".4f"), (arm.kl_to_uniform, "+z.4f"))
         )
+        table.add_row(name, str(arm.n), f"{arm.kept.mean:.1%}", *nll, *kl, *more)
     return table
 
 
@@ -102,7 +99,8 @@ DECODING_LEGEND = (
 )
 
 
-def _shown(interval: Interval | None, form: str) -> tuple[str, str]:
+def shown(interval: Interval | None, form: str) -> tuple[str, str]:
+    """Return two cells: the number, and where it lies; a dash where there is none."""
     return "-" if interval is None else format(interval.mean, form), shown_range(interval, form)
 
 

@@ -18,7 +18,7 @@ from blendrag.lab import canvas
 from blendrag.lab.bootstrap import Interval
 from blendrag.lab.canvas import INK
 from blendrag.lab.evaluate.arms import FULL, REUSE
-from blendrag.lab.evaluate.decoding import DECODING_LEGEND, DecodedSummary, decoding_table, shown_range
+from blendrag.lab.evaluate.decoding import DECODING_LEGEND, DecodedSummary, decoding_table, shown, shown_range
 from blendrag.lab.evaluate.recommend import Recommendation
 from blendrag.lab.evaluate.summary import ArmSummary
 from blendrag.lab.results import Results, where
@@ -45,27 +45,14 @@ class Evaluation(Results):
         agreement = table_with("arm", "KL", "KL answer", "top-1", "F1/full", "exact", "decision")
         usefulness = table_with("arm", "F1", "recomputed", "TTFT ms", "speed-up")
         for name, arm in self.arms.items():
-            likelihood.add_row(
-                name,
-                _number(arm.nll_gold, ".2f"),
-                f"{_noise(arm.nll_loss)}{_number(arm.nll_loss, '+z.2f')}",
-                shown_range(arm.nll_loss, "z.2f"),
-                _number(arm.gap_closed, "z.0%"),
-                shown_range(arm.gap_closed, "z.0%"),
-            )
+            lost = f"{_noise(arm.nll_loss)}{arm.nll_loss.mean:+z.2f}", shown_range(arm.nll_loss, "z.2f")
+            likelihood.add_row(name, f"{arm.nll_gold.mean:.2f}", *lost, *shown(arm.gap_closed, "z.0%"))
+            kl = (f"{each.mean:.3f}" for each in (arm.kl_first_token, arm.kl_answer))
             shares = (arm.top1_agreement, arm.f1_vs_full, arm.exact_text, arm.decision_agreement)
-            agreement.add_row(
-                name,
-                *(_number(kl, ".3f") for kl in (arm.kl_first_token, arm.kl_answer)),
-                *(_number(share, ".0%") for share in shares),
-            )
-            usefulness.add_row(
-                name,
-                f"{_noise(arm.f1_loss)}{_number(arm.f1, '.2f')}",
-                _number(arm.recomputed, ".0%"),
-                f"{arm.ttft_ms.median:,.0f}",
-                f"{arm.speedup.mean:.1f}x",
-            )
+            agreement.add_row(name, *kl, *(_share(each) for each in shares))
+            f1 = f"{_noise(arm.f1_loss)}{arm.f1.mean:.2f}"
+            times = f"{arm.ttft_ms.median:,.0f}", f"{arm.speedup.mean:.1f}x"
+            usefulness.add_row(name, f1, _share(arm.recomputed), *times)
         yield from (likelihood, agreement, usefulness, _LEGEND)
         if self.decoding:
             yield from (decoding_table(self.decoding), DECODING_LEGEND)
@@ -106,8 +93,8 @@ _DOUBTS = {
 }
 
 
-def _number(interval: Interval | None, form: str) -> str:
-    return "-" if interval is None else format(interval.mean, form)
+def _share(interval: Interval | None) -> str:
+    return "-" if interval is None else f"{interval.mean:.0%}"
 
 
 def _noise(difference: Interval) -> str:
