@@ -17,8 +17,8 @@ from blendrag.chat.tools import TemplateFacts, answer_grammar, whole_tool, with_
 from blendrag.engine.client.continuation import can_go_on
 from blendrag.engine.client.generation import Delta, Sampling
 from blendrag.engine.client.pieces import Pieces
-from blendrag.engine.client.reasoning import Reasoning
-from blendrag.engine.client.tool_parser import ToolParser
+from blendrag.engine.client.reasoning import Reasoning, thinking_parser
+from blendrag.engine.client.tool_parser import ToolParser, tool_parser_name
 from blendrag.engine.wire.recipe import Recipe
 from blendrag.errors import BlendragError
 from blendrag.prompt import PromptPlan
@@ -54,14 +54,15 @@ class Turn(Attempt):
         self._skip_special_tokens: bool = request.sampling.other.get("skip_special_tokens", True)
         if self._tools:
             self._skip_special_tokens &= self._tools.skip_special_tokens
-        self._reader = Reasoning.of(
-            settings.reasoning_parser,
-            library.tokenizer,
-            self.plan.token_ids,
-            request.chat_template_kwargs,
-            skip_special_tokens=self._skip_special_tokens,
-        )
-        if self._reader:
+        self._reader: Reasoning | None = None
+        if thinking_parser(settings.reasoning_parser, library.tokenizer):
+            self._reader = Reasoning(
+                settings.reasoning_parser,
+                library.tokenizer,
+                self.plan.token_ids,
+                request.chat_template_kwargs,
+                skip_special_tokens=self._skip_special_tokens,
+            )
             self._skip_special_tokens = self._reader.skip_special_tokens
         if self._tools:
             self._tools.read_behind(self._reader)
@@ -78,8 +79,9 @@ class Turn(Attempt):
         if not request.offered or request.held:
             return None
         tools = [whole_tool(tool) for tool in request.offered]
-        wanted, variables = self._settings.tool_parser, request.chat_template_kwargs
-        return ToolParser.of(wanted, self._library.tokenizer, tools, variables)
+        tokenizer, variables = self._library.tokenizer, request.chat_template_kwargs
+        name = tool_parser_name(self._settings.tool_parser, tokenizer)
+        return ToolParser(name, tokenizer, tools, variables) if name else None
 
     @property
     def sampling(self) -> Sampling:

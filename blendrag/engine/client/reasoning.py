@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from blendrag.engine.client.generation import Delta
 from blendrag.errors import ConfigError
@@ -34,7 +34,7 @@ def engine_parser(wanted: str, model: Path) -> str:
             f"no reasoning_parser {wanted!r}; there are {', '.join(known)}{closest(wanted, known)}"
         )
     tokenizer = load_tokenizer(model)
-    if not (name := _name(wanted, tokenizer)):
+    if not (name := thinking_parser(wanted, tokenizer)):
         return ""
     if not _is_fast(tokenizer):
         raise ConfigError(
@@ -47,7 +47,9 @@ def engine_parser(wanted: str, model: Path) -> str:
     return name
 
 
-def _name(wanted: str, tokenizer: Any) -> str:
+def thinking_parser(wanted: str, tokenizer: Any) -> str:
+    """Return vLLM's name of the parser that reads a model's thinking, or "" if its answers have none, or the
+    setting says not to read it."""
     if wanted == AUTO_PARSER:
         tags = _is_fast(tokenizer) and {_OPEN, _CLOSE} <= tokenizer.added_tokens_encoder.keys()
         return _OF_TAGS if tags else ""
@@ -73,17 +75,19 @@ class Reasoning:
     def __init__(
         self,
         wanted: str,
-        name: str,
         tokenizer: Any,
         prompt: Sequence[int],
         chat_template_kwargs: Mapping[str, Any],
         *,
         skip_special_tokens: bool = True,
     ) -> None:
+        """Read by the parser that :func:`thinking_parser` names. skip_special_tokens: what the request
+        wants."""
         from blendrag.engine.compat.requests import detokenizer, reasoning_parser
 
         self._prompt: list[int] | None = list(prompt)
         self._opens: int | None = None  # the token with which thinking may begin
+        name = thinking_parser(wanted, tokenizer)
         self._parser, self._request = reasoning_parser(name, tokenizer, chat_template_kwargs)
         self.skip_special_tokens: bool = bool(skip_special_tokens and self._request.skip_special_tokens)
         """True if the engine leaves special tokens out of the text. Some parsers need them."""
@@ -99,27 +103,6 @@ class Reasoning:
         self._text = ""
         self._blanks = ""  # blanks that belong to the answer, unless a tag follows
         self._has_thought = self._answered = False
-
-    @classmethod
-    def of(
-        cls,
-        wanted: str,
-        tokenizer: Any,
-        prompt: Sequence[int],
-        chat_template_kwargs: Mapping[str, Any],
-        *,
-        skip_special_tokens: bool = True,
-    ) -> Self | None:
-        """Return a reader, or None if this model's answers have no thinking, or the setting says not to read
-        it.
-
-        skip_special_tokens: what the request wants.
-        """
-        if not (name := _name(wanted, tokenizer)):
-            return None
-        return cls(
-            wanted, name, tokenizer, prompt, chat_template_kwargs, skip_special_tokens=skip_special_tokens
-        )
 
     def feed(self, delta: Delta) -> tuple[str, str]:
         """Return what is certain by now of the thinking, and of the answer."""

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from blendrag.engine.client.reasoning import Reasoning
 from blendrag.errors import ConfigError
@@ -24,15 +24,15 @@ _HARMONY = "openai"  # vLLM's name of its parser of gpt-oss, which reads tokens
 class Notation:
     """A family of models' way to write tool calls.
 
-    parser: vLLM's name of the parser that reads it. signs: texts that are all in the chat templates of such
-    models. marks: texts that begin calls, and nothing else. each: a text that stands in every call once; "":
-    the marks do. perhaps: texts that may begin a call. end: the text that ends a call, of notations that show
-    nowhere else whether a call is whole, as JSON does.
+    parser: vLLM's name of the parser that reads it. marks: texts that begin calls, and nothing else. signs:
+    texts that are all in the chat templates of such models; none: the marks are. each: a text that stands in
+    every call once; "": the marks do. perhaps: texts that may begin a call. end: the text that ends a call,
+    of notations that show nowhere else whether a call is whole, as JSON does.
     """
 
     parser: str
-    signs: tuple[str, ...]
     marks: tuple[str, ...]
+    signs: tuple[str, ...] = ()
     each: str = ""
     perhaps: tuple[str, ...] = ()
     end: str = ""
@@ -40,67 +40,52 @@ class Notation:
 
 # A template's notation is the first one whose signs are all in it.
 NOTATIONS = (
-    Notation(_HARMONY, ("<|start|>assistant", "<|channel|>"), ()),
+    Notation(_HARMONY, (), signs=("<|start|>assistant", "<|channel|>")),
     Notation(
         "deepseek_v32",
-        ("<｜DSML｜",),
         ("<｜DSML｜function_calls>",),
-        "<｜DSML｜invoke",
+        signs=("<｜DSML｜",),
+        each="<｜DSML｜invoke",
         end="</｜DSML｜invoke>",
     ),
     Notation(
         "deepseek_v3",
-        ("<｜tool▁calls▁begin｜>", "```json"),
         ("<｜tool▁calls▁begin｜>",),
-        "<｜tool▁call▁begin｜>",
+        signs=("<｜tool▁calls▁begin｜>", "```json"),
+        each="<｜tool▁call▁begin｜>",
         end="<｜tool▁call▁end｜>",
     ),
     Notation(
-        "deepseek_v31",
-        ("<｜tool▁calls▁begin｜>",),
-        ("<｜tool▁calls▁begin｜>",),
-        "<｜tool▁call▁begin｜>",
-        end="<｜tool▁call▁end｜>",
+        "deepseek_v31", ("<｜tool▁calls▁begin｜>",), each="<｜tool▁call▁begin｜>", end="<｜tool▁call▁end｜>"
     ),
     Notation(
-        "kimi_k2",
-        ("<|tool_calls_section_begin|>",),
-        ("<|tool_calls_section_begin|>",),
-        "<|tool_call_begin|>",
-        end="<|tool_call_end|>",
+        "kimi_k2", ("<|tool_calls_section_begin|>",), each="<|tool_call_begin|>", end="<|tool_call_end|>"
     ),
-    Notation(
-        "minimax_m2", ("<minimax:tool_call>",), ("<minimax:tool_call>",), "<invoke name=", end="</invoke>"
-    ),
-    Notation("seed_oss", ("<seed:tool_call>",), ("<seed:tool_call>",), "<function=", end="</function>"),
-    Notation("longcat", ("<longcat_tool_call>",), ("<longcat_tool_call>",)),
-    Notation("gemma4", ("<|tool_call>",), ("<|tool_call>",), end="<tool_call|>"),
-    Notation(
-        "functiongemma",
-        ("<start_function_call>",),
-        ("<start_function_call>",),
-        end="<end_function_call>",
-    ),
-    Notation("lfm2", ("<|tool_list_start|>",), ("<|tool_call_start|>",), end="<|tool_call_end|>"),
-    Notation("mistral", ("[TOOL_CALLS]",), ("[TOOL_CALLS]",), end="}"),
-    Notation("internlm", ("<|action_start|>",), ("<|action_start|>",), end="<|action_end|>"),
-    Notation("phi4_mini_json", ("<|tool|>", "<|/tool|>"), ("functools[",)),
-    Notation("granite", ("<|tool_call|>",), ("<|tool_call|>", "<tool_call>")),
-    Notation("granite4", ("<|start_of_role|>", "<tool_call>"), ("<tool_call>",)),
-    Notation("jamba", ("<|bom|>", "<tool_calls>"), ("<tool_calls>",)),
-    Notation("hunyuan_a13b", ("<tool_calls>",), ("<tool_calls>",)),
-    Notation("olmo3", ("<function_calls>",), ("<function_calls>",)),
-    Notation("glm45", ("<tool_call>", "<arg_key>"), ("<tool_call>",), end="</tool_call>"),
+    Notation("minimax_m2", ("<minimax:tool_call>",), each="<invoke name=", end="</invoke>"),
+    Notation("seed_oss", ("<seed:tool_call>",), each="<function=", end="</function>"),
+    Notation("longcat", ("<longcat_tool_call>",)),
+    Notation("gemma4", ("<|tool_call>",), end="<tool_call|>"),
+    Notation("functiongemma", ("<start_function_call>",), end="<end_function_call>"),
+    Notation("lfm2", ("<|tool_call_start|>",), signs=("<|tool_list_start|>",), end="<|tool_call_end|>"),
+    Notation("mistral", ("[TOOL_CALLS]",), end="}"),
+    Notation("internlm", ("<|action_start|>",), end="<|action_end|>"),
+    Notation("phi4_mini_json", ("functools[",), signs=("<|tool|>", "<|/tool|>")),
+    Notation("granite", ("<|tool_call|>", "<tool_call>"), signs=("<|tool_call|>",)),
+    Notation("granite4", ("<tool_call>",), signs=("<|start_of_role|>", "<tool_call>")),
+    Notation("jamba", ("<tool_calls>",), signs=("<|bom|>", "<tool_calls>")),
+    Notation("hunyuan_a13b", ("<tool_calls>",)),
+    Notation("olmo3", ("<function_calls>",)),
+    Notation("glm45", ("<tool_call>",), signs=("<tool_call>", "<arg_key>"), end="</tool_call>"),
     Notation(
         "qwen3_coder",
-        ("<function=", "<parameter="),
         ("<tool_call>", "<function="),
-        "<function=",
+        signs=("<function=", "<parameter="),
+        each="<function=",
         end="</function>",
     ),
-    Notation("hermes", ("<tool_call>",), ("<tool_call>",)),
-    Notation("pythonic", ("[func_name1(",), ()),
-    Notation("llama3_json", ("dictionary of argument name",), ("<|python_tag|>",), perhaps=("{",)),
+    Notation(_OWN, ("<tool_call>",)),
+    Notation("pythonic", (), signs=("[func_name1(",)),
+    Notation("llama3_json", ("<|python_tag|>",), signs=("dictionary of argument name",), perhaps=("{",)),
 )
 
 # Names of vLLM's parsers that read what another one reads.
@@ -132,7 +117,7 @@ def tool_parser_name(wanted: str, tokenizer: Any) -> str:
     name = wanted
     if wanted == AUTO_PARSER:
         template = str(getattr(tokenizer, "chat_template", None) or "")
-        found = (one.parser for one in NOTATIONS if all(sign in template for sign in one.signs))
+        found = (one.parser for one in NOTATIONS if all(sign in template for sign in one.signs or one.marks))
         name = next(found, "")
         if name not in known:
             return ""
@@ -162,35 +147,24 @@ class ToolParser:
     def __init__(
         self, name: str, tokenizer: Any, tools: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]
     ) -> None:
-        """Make vLLM's parser for these tools. variables: the chat template's."""
+        """Make vLLM's parser of this name for these tools. variables: the chat template's."""
         from blendrag.engine.compat.requests import tool_parser
 
         try:
             self._parser, self._request = tool_parser(name, tokenizer, tools, variables)
         except Exception as error:
             raise ConfigError(f"tool_parser {name!r} cannot read these tools: {error}") from error
-        known = next((one for one in NOTATIONS if one.parser == _SAME.get(name, name)), None)
+        known = next((one for one in NOTATIONS if one.parser == _SAME.get(name, name)), Notation("", ()))
         self._by_tokens = name == _HARMONY
         self.apart = False
         """True if calls are told from tokens, and are no part of the text."""
         self.skip_special_tokens: bool = bool(self._request.skip_special_tokens)
         """True if the engine leaves special tokens out of the text. Many parsers need them."""
-        self.marks: tuple[str, ...] | None = known.marks if known and not self._by_tokens else None
+        self.marks: tuple[str, ...] | None = known.marks if known.parser and not self._by_tokens else None
         """The texts that begin calls and nothing else; None if they are not known."""
-        self.perhaps: tuple[str, ...] = known.perhaps if known else ()
-        """The texts that may begin a call."""
-        self.end = known.end if known else ""
-        """The text that ends a call, where nothing else shows whether it is whole."""
-        self.each: tuple[str, ...] = ((known.each,) if known.each else known.marks) if known else ()
+        self.perhaps, self.end = known.perhaps, known.end  # as in Notation
+        self.each: tuple[str, ...] = (known.each,) if known.each else known.marks
         """The texts one of which stands in every call once."""
-
-    @classmethod
-    def of(
-        cls, wanted: str, tokenizer: Any, tools: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]
-    ) -> Self | None:
-        """Return a parser, or None if blendrag itself reads this model's calls."""
-        name = tool_parser_name(wanted, tokenizer)
-        return cls(name, tokenizer, tools, variables) if name else None
 
     def read_behind(self, reader: Reasoning | None) -> None:
         """Read text that comes through ``reader``, which leaves out what its parser takes for no text."""

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from transformers import ByT5Tokenizer
 
 from blendrag.engine.client.generation import Delta, Sampling, vllm_reasoning
-from blendrag.engine.client.reasoning import Reasoning, engine_parser
+from blendrag.engine.client.reasoning import Reasoning, engine_parser, thinking_parser
 from blendrag.engine.compat.requests import detokenizer
 from blendrag.errors import ConfigError
 
@@ -68,8 +68,7 @@ def read(
     **variables: Any,
 ) -> tuple[str, str]:
     """Thinking and answer, of pieces of one token unless cut otherwise."""
-    reader = Reasoning.of(wanted, tokenizer, ids(tokenizer, prompt), variables)
-    assert reader is not None
+    reader = Reasoning(wanted, tokenizer, ids(tokenizer, prompt), variables)
     cuts = range(len(ids(tokenizer, answer))) if cuts is None else cuts
     pieces = [reader.feed(delta) for delta in deltas(reader, tokenizer, prompt, answer, cuts, late)]
     return "".join(thought for thought, _ in pieces), "".join(said for _, said in pieces)
@@ -131,8 +130,7 @@ def test_answer_of_a_model_that_may_think_and_does_not_is_left_unchanged(
 
 
 def test_text_that_a_stop_has_cut_is_held_back(thinker: Any) -> None:
-    reader = Reasoning.of("auto", thinker, ids(thinker, OPEN), {})
-    assert reader is not None
+    reader = Reasoning("auto", thinker, ids(thinker, OPEN), {})
     tokens = ids(thinker, "One two three")
     read = [reader.feed(Delta("", tokens[:2], 0.1)), reader.feed(Delta("One", tokens[2:], 0.1, "stop"))]
     assert read == [("", ""), ("One", "")]
@@ -155,8 +153,7 @@ def test_text_that_a_stop_has_cut_is_held_back(thinker: Any) -> None:
 def test_grammar_waits_for_thinking_only_where_it_comes(
     thinker: Any, wanted: str, prompt: str, variables: dict[str, Any], first: bool
 ) -> None:
-    reader = Reasoning.of(wanted, thinker, ids(thinker, prompt), variables)
-    assert reader is not None and reader.comes_first == first
+    assert Reasoning(wanted, thinker, ids(thinker, prompt), variables).comes_first == first
 
 
 def test_engine_is_told_of_the_templates_variables() -> None:
@@ -167,8 +164,7 @@ def test_engine_is_told_of_the_templates_variables() -> None:
 
 
 def test_model_without_tags_is_not_read(tokenizer: Any, model_dir: Path, thinker: Any) -> None:
-    assert Reasoning.of("auto", tokenizer, [1, 2], {}) is None
-    assert Reasoning.of("none", thinker, [1, 2], {}) is None
+    assert thinking_parser("auto", tokenizer) == thinking_parser("none", thinker) == ""
     assert engine_parser("auto", model_dir) == ""
 
 
@@ -190,4 +186,4 @@ def test_slow_tokenizer_is_found_out_before_the_first_answer(tmp_path: Path) -> 
     slow.save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=r"'qwen3' needs a fast tokenizer, .*: set none"):
         engine_parser("qwen3", tmp_path)
-    assert engine_parser("auto", tmp_path) == "" and Reasoning.of("auto", slow, [1, 2], {}) is None
+    assert engine_parser("auto", tmp_path) == thinking_parser("auto", slow) == ""
