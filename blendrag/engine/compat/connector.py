@@ -23,25 +23,11 @@ from blendrag.engine.compat.platform import is_cpu
 
 Connector = TypeVar("Connector", bound=KVConnectorBase_V1)
 
+# What other packages have of vLLM from here.
 __all__ = [
-    "CachedRequestData",
-    "KVConnectorBase_V1",
-    "KVConnectorMetadata",
-    "KVConnectorPromMetrics",
-    "KVConnectorRole",
-    "KVConnectorStats",
-    "KVConnectorWorkerMetadata",
-    "RequestBlocks",
-    "SchedulerRequest",
-    "SchedulerStep",
-    "SupportsHMA",
-    "Transfer",
-    "block_ids_of",
-    "least_rows",
-    "message_of_workers",
-    "own_connector",
-    "transfer_results",
-]
+    "CachedRequestData", "KVConnectorBase_V1", "KVConnectorMetadata", "KVConnectorPromMetrics",
+    "KVConnectorRole", "KVConnectorStats", "KVConnectorWorkerMetadata", "SupportsHMA",
+]  # fmt: skip
 
 
 def own_connector(kind: type[Connector]) -> Connector | None:

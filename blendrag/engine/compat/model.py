@@ -209,11 +209,6 @@ def block_format(attentions: Sequence[Any]) -> str:
     return "; ".join(sorted(set(map(of, attentions))))
 
 
-def dtype_of(vllm_config: Any) -> torch.dtype:
-    """Return the dtype of a model's activations, and of K and V."""
-    return vllm_config.model_config.dtype
-
-
 def cache_of(attention: Any) -> torch.Tensor:
     """Return the paged cache of an attention module."""
     return attention.kv_cache
@@ -337,7 +332,7 @@ class LoadedWorker(NamedTuple):
         return cls(
             model=runner.get_model(),
             device=runner.device,
-            dtype=str(dtype_of(vllm_config)).removeprefix("torch."),
+            dtype=str(vllm_config.model_config.dtype).removeprefix("torch."),
             block_size=vllm_config.cache_config.block_size,
             prefix_caching=bool(vllm_config.cache_config.enable_prefix_caching),
             ranks=parallel.tensor_parallel_size,

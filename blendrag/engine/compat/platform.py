@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import logging
 
-from vllm import __version__ as VLLM_VERSION
-from vllm import envs
+from vllm import __version__, envs
 from vllm.platforms import current_platform
 
-__all__ = ["FP8_KV", "LOGGER", "PLAIN_KV", "VLLM_VERSION", "device_name", "front_end_in_rust", "is_cpu"]
-
+VLLM_VERSION: str = __version__
 LOGGER = logging.getLogger("vllm")  # the parent of all of vLLM's own
 
 # Settings of a KV cache that stores numbers as they are computed.

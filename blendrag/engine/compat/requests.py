@@ -21,32 +21,11 @@ except ModuleNotFoundError:  # before 0.31 the second model runner takes none: w
 
 VLLMClientError = getattr(exceptions, "VLLMClientError", ValueError)  # before 0.27 they are ValueErrors
 
+# What other packages have of vLLM from here.
 __all__ = [
-    "BatchUpdate",
-    "LogitsContext",
-    "LogitsProcessor",
-    "RequestOutputKind",
-    "SamplingParams",
-    "SlotLogitsProcessor",
-    "StructuredOutputsParams",
-    "VLLMClientError",
-    "answers_of_all",
-    "check_readable",
-    "content_parts",
-    "detokenizer",
-    "end_answers",
-    "has_other_than_text",
-    "has_unfinished",
-    "incremental_detokenizer",
-    "output_ids_not_read",
-    "process_dict_updates",
-    "reasoning_parser",
-    "reasoning_parsers",
-    "tokenizer_of",
-    "tool_parser",
-    "tool_parsers",
-    "window_of",
-]
+    "BatchUpdate", "LogitsContext", "LogitsProcessor", "RequestOutputKind", "SamplingParams",
+    "SlotLogitsProcessor", "StructuredOutputsParams", "process_dict_updates",
+]  # fmt: skip
 
 
 def check_readable(params: SamplingParams) -> None:
@@ -97,13 +76,8 @@ def reasoning_parsers() -> list[str]:
 def reasoning_parser(name: str, tokenizer: Any, chat_template_kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
     """Return a vLLM ``Parser`` for one answer, and the request that its methods take, which says what it
     needs of the detokenizer. Raises the parser's own error for a tokenizer without its tokens."""
-    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
-    from vllm.parser import ParserManager
-
-    kind = ParserManager.get_parser(reasoning_parser_name=name, is_harmony=name == "openai_gptoss")
-    assert kind is not None, "the name is none of the registered ones"
-    parser = kind(_with_vocabulary(tokenizer), chat_template_kwargs=dict(chat_template_kwargs))
-    return parser, parser.adjust_request(ChatCompletionRequest(messages=[]))
+    harmony = name == "openai_gptoss"
+    return _parser(tokenizer, (), chat_template_kwargs, reasoning_parser_name=name, is_harmony=harmony)
 
 
 def tool_parsers() -> list[str]:
@@ -117,12 +91,17 @@ def tool_parser(
     name: str, tokenizer: Any, tools: Sequence[Mapping[str, Any]], chat_template_kwargs: Mapping[str, Any]
 ) -> tuple[Any, Any]:
     """Do as :func:`reasoning_parser`, for calls of these tools, as OpenAI describes them."""
+    named = {"tool_parser_name": name, "enable_auto_tools": True, "is_harmony": name == "openai"}
+    return _parser(tokenizer, tools, chat_template_kwargs, **named)
+
+
+def _parser(
+    tokenizer: Any, tools: Sequence[Mapping[str, Any]], chat_template_kwargs: Mapping[str, Any], **named: Any
+) -> tuple[Any, Any]:
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
     from vllm.parser import ParserManager
 
-    kind = ParserManager.get_parser(
-        tool_parser_name=name, enable_auto_tools=True, is_harmony=name == "openai"
-    )
+    kind = ParserManager.get_parser(**named)
     assert kind is not None, "the name is none of the registered ones"
     offered = {"tools": [dict(tool) for tool in tools], "tool_choice": "auto"} if tools else {}
     request = ChatCompletionRequest(messages=[], **offered)

@@ -74,12 +74,14 @@ def unsupported_reason(vllm_config: Any, runner: Any, model: Any) -> str | None:
     sharing, by_config = len(all_layers(model)) - len(layers), sharing_layers(config)
     if sharing != by_config:
         return f"{sharing} of its layers read the KV of others, and by its config.json {by_config}"
-    shape = stored_shape([layer_kv(attention_of(layer)) for layer in layers])
+    attentions: list[Any] = [attention_of(layer) for layer in layers]
+    shape = stored_shape([layer_kv(attention) for attention in attentions])
     expected = kv_shape(config)
     alone = vllm_config.parallel_config.tensor_parallel_size == 1  # else a rank has some of the heads
     if shape is None or expected is None or shape[not alone :] != expected[not alone :]:
         return f"the common shape of its layers' KV is {shape}, and by its config.json {expected}"
-    if any(_has_smaller_blocks(attention_of(layer), vllm_config) for layer in layers):
+    block_size = vllm_config.cache_config.block_size
+    if any(is_latent(each) and each.kv_cache.shape[-2] != block_size for each in attentions):
         return "the attention backend splits KV blocks"
     kinds = [kind for group in runner.attn_groups for kind in group]
     behind = SlidingWindowSpec | ChunkedLocalAttentionSpec
@@ -117,17 +119,15 @@ def _splits_blocks(group: Any) -> bool:
     return bool(group.get_metadata_builder().kv_cache_spec.block_size != spec.block_size)
 
 
-def _has_smaller_blocks(attention: Any, vllm_config: Any) -> bool:
-    return is_latent(attention) and attention.kv_cache.shape[-2] != vllm_config.cache_config.block_size
-
-
 def unsupported_layer(layer: Any) -> str | None:
     """Return why a decoder layer cannot be blended, or None."""
     attention, rotary = attention_of(layer), rotary_of(layer)
     if attention is None:
         return "it has no single attention module (Mamba and hybrid layers are not blended)"
     if is_latent(attention):
-        return _unread_latents(attention, rotary)
+        if attention.kv_cache_dtype not in PLAIN_KV:
+            return f"how its latent KV is quantised is not known (kv_cache_dtype {attention.kv_cache_dtype})"
+        return unread_latents(attention) or _moving(rotary)
     if attention.attn_type != AttentionType.DECODER or shares_kv(attention):
         return "its attention is not plain causal self-attention"
     if getattr(attention, "head_size_v", attention.head_size) != attention.head_size:
@@ -143,12 +143,6 @@ def _moving(rotary: Any | None) -> str | None:
     if rotary is None or type(rotary).__name__ in _STATIC_ROPES:
         return None
     return f"RoPE type {type(rotary).__name__} changes with the prompt's length or modality"
-
-
-def _unread_latents(attention: Any, rotary: Any | None) -> str | None:
-    if attention.kv_cache_dtype not in PLAIN_KV:
-        return f"how its latent KV is quantised is not known (kv_cache_dtype {attention.kv_cache_dtype})"
-    return unread_latents(attention) or _moving(rotary)
 
 
 def _unread_cache(attention: Any) -> str | None:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from blendrag.engine.compat.layer_kv import KV, layer_kv, stored_shape
-from blendrag.engine.compat.model import dtype_of, norm_behind_rope, rotary_of
+from blendrag.engine.compat.model import norm_behind_rope, rotary_of
 from blendrag.engine.forward.indices import upload
 from blendrag.engine.forward.rotation import Unrotation
 from blendrag.store.identity import HeadShape
@@ -59,7 +59,7 @@ class KVLayers:
     @property
     def dtype(self) -> torch.dtype:
         """Return the dtype of K and V."""
-        return dtype_of(self.vllm_config)
+        return self.vllm_config.model_config.dtype
 
     def rotate_keys(self, layer: int, positions: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         """Return K before RoPE, [n, kv_heads, head_size], moved to ``positions``. May overwrite it."""

@@ -19,8 +19,8 @@ from blendrag.engine.wire.recipe import BlendOrder, EvictionOrder, Recipe
 from blendrag.engine.wire.report import BlendReport
 from blendrag.engine.worker.connector import BlendConnector, BlendReports
 from blendrag.engine.worker.data_plane import DataPlane
-from blendrag.options import BlendOptions
-from chunked_prompt import BLOCK_IDS, TOKENS, ChunkedPrompt
+from blendrag.options import DEFAULTS, BlendOptions
+from chunked_prompt import BLOCK_IDS, ChunkedPrompt
 from small_decoder import small_model
 from stores import register
 
@@ -55,51 +55,45 @@ def step(connector: BlendConnector, **orders: Orders) -> tuple[set[str], BlendRe
     return connector.get_finished(set())[1] or set(), said
 
 
-def test_chunks_that_a_client_ingests_are_blended_and_the_prompt_is_evicted(
-    plane: DataPlane, connector: BlendConnector, tmp_path: Path
-) -> None:
-    prompt, operations = ChunkedPrompt(LAYERS), plane.operations()
-    root = tmp_path / "index"
+def opened(plane: DataPlane, prompt: ChunkedPrompt, root: Path, *tiers: dict[str, Any]) -> str:
+    """The id of a store in these tiers, with the prompt's chunks."""
     register(root, prompt.chunks, identity=prompt.identity)
-    store = operations["open_store"](str(root), asdict(prompt.identity), [{"kind": "disk"}])
+    operations = plane.operations()
+    store: str = operations["open_store"](str(root), asdict(prompt.identity), tiers)
     chunks = [(chunk.key, chunk.token_ids, (), "") for chunk in prompt.chunks]
-    assert exhaust(operations["ingest"](store, chunks)).tokens == sum(TOKENS)
+    assert exhaust(operations["ingest"](store, chunks)).tokens == sum(len(ids) for _, ids, *_ in chunks)
     assert exhaust(operations["flush"](store)) > 0
-    recipe = Recipe(store, tuple(prompt.spans), BlendOptions(selector="none", kv_budget="64:uniform"))
-    claims: Any = Orders([BlendOrder("r", "ticket", prompt.ids, BLOCK_IDS, 0, recipe)])
-    there, said = step(connector, blend=claims)
+    return store
+
+
+def blended(
+    connector: BlendConnector, store: str, prompt: ChunkedPrompt, options: BlendOptions = DEFAULTS
+) -> BlendReport:
+    recipe = Recipe(store, tuple(prompt.spans), options)
+    order = BlendOrder("r", "ticket", prompt.ids, BLOCK_IDS, 0, recipe)
+    there, said = step(connector, blend=Orders([order]))
     for _ in range(100):
         if there:
             break
         there, said = step(connector)
     assert there == {"r"} and said is not None
-    assert said.reports["r"] == operations["report"]("ticket")
-    assert said.reports["r"].fallback is None and not said.reports["r"].missing
-    assert said.reports["r"].tiers == {"disk": 2}, "the last chunk is in a block with fresh tokens"
-    assert said.reports["r"].kv_whole == WHOLE
+    return said.reports["r"]
+
+
+def test_chunks_that_a_client_ingests_are_blended_and_the_prompt_is_evicted(
+    plane: DataPlane, connector: BlendConnector, tmp_path: Path
+) -> None:
+    prompt, told = ChunkedPrompt(LAYERS), plane.operations()["report"]
+    store = opened(plane, prompt, tmp_path / "index", {"kind": "disk"})
+    report = blended(connector, store, prompt, BlendOptions(selector="none", kv_budget="64:uniform"))
+    assert report == told("ticket")
+    assert report.fallback is None and not report.missing
+    assert report.tiers == {"disk": 2}, "the last chunk is in a block with fresh tokens"
+    assert report.kv_whole == WHOLE
     order = EvictionOrder("r", "ticket", BLOCK_IDS, len(prompt.ids))
     _, said = step(connector, budget=Orders(others=[order]))
     assert said is not None
-    assert operations["report"]("ticket").kv_whole == said.messages["budget"]["r"].whole != WHOLE
-
-
-def opened(plane: DataPlane, prompt: ChunkedPrompt, root: Path, *tiers: dict[str, Any]) -> str:
-    """The id of a store in these tiers, with the prompt's chunks."""
-    register(root, prompt.chunks, identity=prompt.identity)
-    store: str = plane.operations()["open_store"](str(root), asdict(prompt.identity), tiers)
-    exhaust(plane.operations()["ingest"](store, [(one.key, one.token_ids, (), "") for one in prompt.chunks]))
-    exhaust(plane.operations()["flush"](store))
-    return store
-
-
-def blended(connector: BlendConnector, store: str, prompt: ChunkedPrompt) -> BlendReport:
-    recipe = Recipe(store, tuple(prompt.spans), BlendOptions())
-    _, said = step(connector, blend=Orders([BlendOrder("r", "ticket", prompt.ids, BLOCK_IDS, 0, recipe)]))
-    for _ in range(100):
-        if said is not None:
-            return said.reports["r"]
-        _, said = step(connector)
-    raise AssertionError("the blend does not end")
+    assert told("ticket").kv_whole == said.messages["budget"]["r"].whole != WHOLE
 
 
 def test_prompt_whose_chunks_are_sooner_prefilled_than_loaded_is_left_to_the_engine(
