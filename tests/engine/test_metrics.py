@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
-from typing import Any
 from urllib.request import urlopen
 
 import pytest
@@ -15,7 +13,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from blendrag.engine.client.generation import Sampling
 from blendrag.engine.client.prior_turns import PriorTurns
 from blendrag.engine.wire.recipe import Recipe
-from blendrag.engine.wire.report import BlendReport
 from workbench import FIRST, Bench
 
 pytestmark = pytest.mark.engine
@@ -120,36 +117,3 @@ def test_reads_from_disk_count_as_the_disks(own_bench: Bench, growth: Growth) ->
     own_bench.blended(own_bench.prompt(own_bench.pieces[:3]))
     assert growth("blendrag_chunks_loaded_total", "disk") == growth("blendrag_tier_hits_total", "disk") == 3
     assert growth("blendrag_tier_misses_total", "ram") == 3
-
-
-def test_report_of_a_request_that_has_ended_is_dropped(bench: Bench) -> None:
-    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
-
-    from blendrag.engine.worker.connector import BlendConnector, BlendReports
-
-    prompt = bench.prompt(bench.pieces[:3])
-    config = SimpleNamespace(
-        kv_transfer_config=SimpleNamespace(kv_connector_extra_config={}),
-        cache_config=SimpleNamespace(enable_prefix_caching=True, block_size=128),
-    )
-    connector = BlendConnector(config, KVConnectorRole.SCHEDULER, SimpleNamespace(kv_cache_groups=[]))
-    request: Any = SimpleNamespace(
-        request_id="r",
-        kv_transfer_params=bench.recipe(prompt).transfer_params("t"),
-        all_token_ids=list(prompt.token_ids),
-        num_prompt_tokens=len(prompt.token_ids),
-        num_computed_tokens=len(prompt.token_ids),
-        cache_salt="salt",
-        num_preemptions=0,
-    )
-    tokens, _ = connector.get_num_new_matched_tokens(request, 0)
-    connector.update_state_after_alloc(request, SimpleNamespace(get_block_ids=lambda: [[0]]), tokens or 0)
-    connector.request_finished(request, [])  # vLLM tells of the end first, of the same step's report after it
-    reports = BlendReports({"r": BlendReport.failed(RuntimeError())})
-    connector.update_connector_output(
-        SimpleNamespace(kv_connector_worker_meta=reports, invalid_block_ids=set())
-    )
-    blends: Any = next(hook for hook in connector._hooks if hook.name == "blend")
-    assert not connector._asked and not blends._blending
-    stats = connector.get_kv_connector_stats()
-    assert stats is not None and stats.data["blendrag_requests"] == {"fallback": 1}

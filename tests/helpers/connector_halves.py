@@ -14,10 +14,13 @@ from vllm.config import KVTransferConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.request import Request
 
 from blendrag.control.guard import LoadGuard
 from blendrag.engine.blend.blends import Blends
 from blendrag.engine.client.launch import connector_args
+from blendrag.engine.compat.connector import KVConnectorRole
+from blendrag.engine.compat.requests import SamplingParams
 from blendrag.engine.compat.states import CAN_FAIL
 from blendrag.engine.forward.prompt_forward import LoadedModel
 from blendrag.engine.forward.ranks import ALONE
@@ -26,7 +29,8 @@ from blendrag.engine.guard.prefill_times import GuardTimes
 from blendrag.engine.hooks import Reports
 from blendrag.engine.prefixes.exact_prefixes import ExactPrefixes
 from blendrag.engine.wire.recipe import BlendOrder
-from blendrag.engine.worker.connector import BlendConnector
+from blendrag.engine.wire.report import BlendReport
+from blendrag.engine.worker.connector import BlendConnector, BlendReports
 from blendrag.settings import Settings
 
 needs_groups = pytest.mark.skipif(
@@ -49,14 +53,82 @@ GROUPS = KVCacheConfig(64, [], [KVCacheGroupSpec(["one"], _WINDOWED), KVCacheGro
 WINDOWED = KVCacheConfig(64, [], [KVCacheGroupSpec(["layer"], _WINDOWED)])
 
 
-def engine_config(model_dir: Path, settings: Settings, asynchronous: bool = True, **more: Any) -> Any:
+def engine_config(
+    model_dir: Path, settings: Settings, asynchronous: bool = True, sealed: bool = False, **more: Any
+) -> Any:
     """The configuration of an engine whose scheduler has the connector. more: arguments of vLLM's."""
     arguments: dict[str, Any] = {"max_model_len": 512, "max_num_seqs": 4, "enable_prefix_caching": False}
-    transfer = KVTransferConfig(**connector_args(settings))
+    transfer = KVTransferConfig(**connector_args(settings, sealed=sealed))
     made = EngineArgs(str(model_dir), kv_transfer_config=transfer, **arguments | more).create_engine_config()
     made.scheduler_config.async_scheduling = asynchronous
     made.cache_config.num_gpu_blocks = 64
     return made
+
+
+def request_of(params: Any, tokens: int = PROMPT, salt: str | None = "salt") -> Any:
+    """What connectors read of vLLM's request "r", whose prompt has so many tokens."""
+    return SimpleNamespace(
+        request_id="r",
+        kv_transfer_params=params,
+        cache_salt=salt,
+        num_prompt_tokens=tokens,
+        num_tokens=tokens,
+        num_computed_tokens=0,
+        num_preemptions=0,
+        prompt_token_ids=list(range(tokens)),
+        all_token_ids=list(range(tokens)),
+        mm_features=[],
+    )
+
+
+def vllm_request(
+    name: str,
+    params: Any = None,
+    tokens: int = PROMPT,
+    max_tokens: int = 4,
+    cache_salt: str | None = None,
+    block_hasher: Any = None,
+    **sampling: Any,
+) -> Request:
+    """A request whose client has sent these parameters for connectors."""
+    extra = None if params is None else {"kv_transfer_params": params}
+    asked = SamplingParams(max_tokens=max_tokens, ignore_eos=True, extra_args=extra, **sampling)
+    asked.update_from_generation_config({}, 1)
+    ids = list(range(tokens))
+    return Request(name, ids, asked, None, cache_salt=cache_salt, block_hasher=block_hasher)
+
+
+class SchedulerHalf(BlendConnector):
+    """The connector's half in the scheduler's process, and how vLLM's scheduler asks it."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config, KVConnectorRole.SCHEDULER, BLOCKS)
+
+    def claims(self, request: Any) -> int | None:
+        return self.get_num_new_matched_tokens(request, 0)[0]
+
+    def begins(self, request: Any) -> int:
+        """Has a request begin in three blocks, with the tokens that are claimed for it."""
+        claimed = self.claims(request) or 0
+        blocks = SimpleNamespace(get_block_ids=lambda: ([1, 2, 3],))
+        self.update_state_after_alloc(request, blocks, claimed)
+        return claimed
+
+    def hears(self, request_id: str, report: BlendReport) -> None:
+        """Of what a worker has done."""
+        reports = BlendReports({request_id: report})
+        self.update_connector_output(SimpleNamespace(kv_connector_worker_meta=reports))
+
+    def step(self, **tokens: int) -> Any:
+        """What the workers are told in a step that computes so many tokens."""
+        cached = SimpleNamespace(req_ids=[], new_block_ids=[], resumed_req_ids=set())
+        output = SimpleNamespace(
+            num_scheduled_tokens=tokens,
+            finished_req_ids=set(),
+            scheduled_cached_reqs=cached,
+            preempted_req_ids=None,
+        )
+        return self.build_connector_meta(output)
 
 
 @dataclass

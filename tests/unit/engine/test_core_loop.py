@@ -12,17 +12,15 @@ from typing import Any
 import pytest
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.engine.core import EngineCore
-from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
 from blendrag.engine.compat.connector import KVConnectorRole
-from blendrag.engine.compat.requests import SamplingParams
 from blendrag.engine.forward.slices import IDLE_S, Pace, Sliced
 from blendrag.engine.wire.recipe import BlendOrder, Recipe
 from blendrag.engine.wire.report import BlendReport
 from blendrag.engine.worker.connector import BlendConnector
 from blendrag.settings import Settings
-from tests.helpers.connector_halves import BLOCKS, PROMPT, Runner, engine_config, plane
+from tests.helpers.connector_halves import BLOCKS, Runner, engine_config, plane, vllm_request
 
 BLEND_S, PIECE_S, LOAD_S = 0.2, 0.005, 0.3
 
@@ -99,11 +97,8 @@ class Loop:
         self.log.setdefault(what, time.perf_counter() - self._begin)
 
     def add(self, name: str, blended: bool = True) -> None:
-        recipe = Recipe("store", (("chunk", 4, 200),))
-        extra = {"kv_transfer_params": recipe.transfer_params("ticket")} if blended else {}
-        params = SamplingParams(max_tokens=4, ignore_eos=True, extra_args=extra)
-        params.update_from_generation_config({}, 1)
-        self.scheduler.add_request(Request(name, list(range(PROMPT)), params, None))
+        params = Recipe("store", (("chunk", 4, 200),)).transfer_params("ticket") if blended else None
+        self.scheduler.add_request(vllm_request(name, params))
 
     def run(self, later: dict[str, float] | None = None) -> None:
         """To the end. later: plain requests that come so many seconds after the start."""

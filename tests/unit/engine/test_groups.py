@@ -19,7 +19,6 @@ from vllm.v1.kv_cache_interface import (
     KVCacheGroupSpec,
     SlidingWindowSpec,
 )
-from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
 from asked import asked
@@ -27,14 +26,13 @@ from blendrag.engine.blend.claims import BlendClaims
 from blendrag.engine.client.launch import connector_args
 from blendrag.engine.compat.connector import KVConnectorRole, least_rows
 from blendrag.engine.compat.groups import LayerGroup, common_block_size, groups_of_config
-from blendrag.engine.compat.requests import SamplingParams
 from blendrag.engine.forward.slices import Pace, Sliced
 from blendrag.engine.wire.recipe import BlendOrder, Recipe
 from blendrag.engine.wire.report import BlendReport
 from blendrag.engine.worker.connector import GroupsConnector
 from blendrag.options import BlendOptions
 from blendrag.settings import Settings
-from connector_halves import Runner, engine_config, needs_groups, plane
+from connector_halves import Runner, engine_config, needs_groups, plane, request_of, vllm_request
 from stored_trees import tree_tiers
 
 pytestmark = needs_groups
@@ -45,14 +43,12 @@ SHAPE: dict[str, Any] = {"num_kv_heads": 1, "head_size": 8, "dtype": torch.float
 FULL = FullAttentionSpec(block_size=BLOCK, **SHAPE)
 WINDOWED = SlidingWindowSpec(block_size=BLOCK, sliding_window=WINDOW, **SHAPE)
 CHUNKED = ChunkedLocalAttentionSpec(block_size=BLOCK, attention_chunk_size=WINDOW, **SHAPE)
-BEHIND = (WINDOWED, CHUNKED)
 KINDS = {
     "some": [KVCacheGroupSpec(["a", "b"], WINDOWED), KVCacheGroupSpec(["c", "d"], FULL)],
     "several": [KVCacheGroupSpec([name], WINDOWED) for name in "ab"] + [KVCacheGroupSpec(["c"], FULL)],
     "all": [KVCacheGroupSpec(["a"], WINDOWED)],
     "chunks": [KVCacheGroupSpec(["a"], CHUNKED), KVCacheGroupSpec(["b"], FULL)],
 }
-TEXT: dict[str, Any] = {"max_tokens": 4, "ignore_eos": True}
 
 
 class Steps:
@@ -77,9 +73,7 @@ class Steps:
     def held(self, params: dict[str, Any] | None) -> tuple[list[int], int]:
         """How many blocks in each group a request has when its first token is computed, and the most that
         all of them were before."""
-        sampling = SamplingParams(**TEXT, extra_args={"kv_transfer_params": params} if params else None)
-        sampling.update_from_generation_config({}, 1)
-        self.scheduler.add_request(Request("one", list(range(LONG)), sampling, None))
+        self.scheduler.add_request(vllm_request("one", params, LONG))
         most = 0
         for _ in range(50):
             scheduled = self.scheduler.schedule()
@@ -96,31 +90,31 @@ class Steps:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_blended_prompt_takes_the_blocks_that_plain_prefill_takes(model_dir: Path, kind: str) -> None:
+def test_blended_prompt_takes_the_blocks_that_plain_prefill_takes_and_its_order_has_them(
+    model_dir: Path, kind: str
+) -> None:
     """Of each window the last blocks, not all thirty-two windows'."""
     recipe = Recipe("store", (("chunk", 40, LONG - 100),)).transfer_params("ticket")
     blended, plain = Steps(model_dir, KINDS[kind]), Steps(model_dir, KINDS[kind])
     (held, most), (of_plain, most_of_plain) = blended.held(recipe), plain.held(None)
-    assert len(blended.orders) == 1 and not plain.orders
-    assert held == of_plain and most <= most_of_plain
-    windows = [
-        blocks for blocks, group in zip(held, KINDS[kind], strict=True) if group.kv_cache_spec in BEHIND
-    ]
+    assert held == of_plain and most <= most_of_plain and not plain.orders
+    (order,) = blended.orders
+    claimed = LONG - least_rows()
+    assert len(order.token_ids) == claimed
+    windows = []
+    for blocks, ids, group in zip(held, (order.block_ids, *order.others), KINDS[kind], strict=True):
+        spec = group.kv_cache_spec
+        if spec in (WINDOWED, CHUNKED):
+            windows.append(blocks)
+        behind = {WINDOWED: max(0, claimed - WINDOW + 1), CHUNKED: claimed // WINDOW * WINDOW}
+        gone = behind.get(spec, 0) // BLOCK
+        assert len(ids) == -(-claimed // BLOCK)
+        assert [block == 0 for block in ids] == [number < gone for number in range(len(ids))]
     assert windows and max(windows) <= WINDOW // BLOCK + 1
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_order_has_the_blocks_of_every_group(model_dir: Path, kind: str) -> None:
-    steps = Steps(model_dir, KINDS[kind])
-    steps.held(Recipe("store", (("chunk", 40, LONG - 100),)).transfer_params("ticket"))
-    (order,) = steps.orders
-    claimed = LONG - least_rows()
-    assert len(order.token_ids) == claimed
-    for ids, group in zip((order.block_ids, *order.others), KINDS[kind], strict=True):
-        behind = {WINDOWED: max(0, claimed - WINDOW + 1), CHUNKED: claimed // WINDOW * WINDOW}
-        gone = behind.get(group.kv_cache_spec, 0) // BLOCK
-        assert len(ids) == -(-claimed // BLOCK)
-        assert [block == 0 for block in ids] == [number < gone for number in range(len(ids))]
+def asked(recipe: Recipe, prompt: int) -> Asked:
+    return Asked(request_of(recipe.transfer_params("ticket"), prompt), recipe)
 
 
 @given(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +18,7 @@ from blendrag.engine.compat.connector import least_rows
 from blendrag.engine.wire.recipe import Recipe
 from blendrag.engine.worker.connector import BlendConnector
 from blendrag.settings import Settings
+from tests.helpers.connector_halves import request_of
 
 
 def test_connector_among_others_is_bound_to_its_model(
@@ -46,15 +46,5 @@ def test_connector_among_others_is_bound_to_its_model(
     assert ours is not None
     assert ours.options["blend_share"] == 0.3
 
-    request = SimpleNamespace(
-        request_id="r",
-        kv_transfer_params=Recipe("store", (("key", 0, 8),)).transfer_params("t"),
-        cache_salt="salt",
-        num_prompt_tokens=64,
-        num_tokens=64,
-        num_computed_tokens=0,
-        num_preemptions=0,
-        prompt_token_ids=list(range(64)),
-        mm_features=[],
-    )
+    request = request_of(Recipe("store", (("key", 0, 8),)).transfer_params("t"), 64)
     assert both[KVConnectorRole.SCHEDULER].get_num_new_matched_tokens(request, 0)[0] == 64 - least_rows()
