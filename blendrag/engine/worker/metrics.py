@@ -1,7 +1,7 @@
 """The counts of requests and tiers, and their way to Prometheus (docs/metrics.md).
 
 Both halves of the connector count into tallies. vLLM carries them to the client's process with the outputs of
-the engine's step, where a :class:`Recorder` adds them to Prometheus' metrics; a server's front end is such a
+the engine's step, where :class:`BlendMetrics` adds them to Prometheus'; a server's front end is such a
 process, and counts there (:func:`count`) which requests it did not plan. Values of labels come from this
 file, from the names of configured tiers, and from nowhere else.
 """
@@ -37,57 +37,51 @@ class Metric:
     """A metric. values: those of its label, if they are known beforehand: their series are there from the
     start, at 0."""
 
-    kind: Literal["counter", "gauge", "histogram"]
-    help: str
     label: str
+    help: str
     values: tuple[str, ...] = ()
+    kind: Literal["counter", "gauge", "histogram"] = "counter"
 
 
 METRICS: Mapping[str, Metric] = {
-    "blendrag_requests": Metric(
-        "counter", "Requests, by how their prompt was prefilled.", "outcome", get_args(Outcome)
-    ),
+    "blendrag_requests": Metric("outcome", "Requests, by how their prompt was prefilled.", get_args(Outcome)),
     "blendrag_tokens": Metric(
-        "counter",
-        "Prompt tokens that vLLM's prefix cache did not have, by how they were prefilled.",
         "kind",
+        "Prompt tokens that vLLM's prefix cache did not have, by how they were prefilled.",
         ("exact", "reused", "recomputed", "fresh", "plain"),
     ),
     "blendrag_blend_seconds": Metric(
-        "histogram", "Time that a fused prefill spent, by what on.", "part", _PARTS
+        "part", "Time that a fused prefill spent, by what on.", _PARTS, kind="histogram"
     ),
-    "blendrag_chunks_loaded": Metric("counter", "Chunks whose stored KV was loaded, by tier.", "tier"),
+    "blendrag_chunks_loaded": Metric("tier", "Chunks whose stored KV was loaded, by tier."),
     "blendrag_chunks_missing": Metric(
-        "counter", "Chunks whose stored KV could not be had, by reason.", "reason", get_args(Reason)
+        "reason", "Chunks whose stored KV could not be had, by reason.", get_args(Reason)
     ),
     "blendrag_evictions": Metric(
-        "counter",
-        "Prompts with a budget of KV, by whether some was evicted.",
-        "outcome",
-        ("evicted", "whole"),
+        "outcome", "Prompts with a budget of KV, by whether some was evicted.", ("evicted", "whole")
     ),
     "blendrag_evicted_blocks": Metric(
-        "counter", "KV blocks of prompts some of which were evicted.", "kind", ("kept", "freed")
+        "kind", "KV blocks of prompts some of which were evicted.", ("kept", "freed")
     ),
     "blendrag_fallbacks": Metric(
-        "counter", "Requests that should have been blended and were not.", "reason", get_args(Cause)
+        "reason", "Requests that should have been blended and were not.", get_args(Cause)
     ),
     "blendrag_unplanned": Metric(
-        "counter", "Requests that a server did not plan, and served plainly.", "reason", get_args(Unplanned)
+        "reason", "Requests that a server did not plan, and served plainly.", get_args(Unplanned)
     ),
     "blendrag_parts_left_out": Metric(
-        "counter", "Parts of messages that are neither text nor of a kind that vLLM knows.", "role", ROLES
+        "role", "Parts of messages that are neither text nor of a kind that vLLM knows.", ROLES
     ),
-    "blendrag_tier_hits": Metric("counter", "Chunks that were asked for and there.", "tier"),
-    "blendrag_tier_misses": Metric("counter", "Chunks that were asked for and not there.", "tier"),
-    "blendrag_tier_puts": Metric("counter", "Chunks that were written.", "tier"),
-    "blendrag_tier_promotions": Metric("counter", "Chunks that came from a slower tier.", "tier"),
-    "blendrag_tier_evictions": Metric("counter", "Chunks that left for others.", "tier"),
-    "blendrag_tier_damaged": Metric("counter", "Records that failed their checksum.", "tier"),
-    "blendrag_tier_errors": Metric("counter", "Calls that failed.", "tier"),
-    "blendrag_tier_refused": Metric("counter", "Calls not made, the tier having just failed.", "tier"),
-    "blendrag_tier_chunks": Metric("gauge", "Chunks that a tier holds.", "tier"),
-    "blendrag_tier_bytes": Metric("gauge", "Bytes that a tier holds.", "tier"),
+    "blendrag_tier_hits": Metric("tier", "Chunks that were asked for and there."),
+    "blendrag_tier_misses": Metric("tier", "Chunks that were asked for and not there."),
+    "blendrag_tier_puts": Metric("tier", "Chunks that were written."),
+    "blendrag_tier_promotions": Metric("tier", "Chunks that came from a slower tier."),
+    "blendrag_tier_evictions": Metric("tier", "Chunks that left for others."),
+    "blendrag_tier_damaged": Metric("tier", "Records that failed their checksum."),
+    "blendrag_tier_errors": Metric("tier", "Calls that failed."),
+    "blendrag_tier_refused": Metric("tier", "Calls not made, the tier having just failed."),
+    "blendrag_tier_chunks": Metric("tier", "Chunks that a tier holds.", kind="gauge"),
+    "blendrag_tier_bytes": Metric("tier", "Bytes that a tier holds.", kind="gauge"),
 }
 
 
@@ -173,87 +167,6 @@ class TierMeter:
         return tally
 
 
-# -- Prometheus -------------------------------------------------------------------------------------------
-
-_registered: list[Any] = []
-_latest: list[Recorder] = []
-
-
-class Recorder:
-    """The metrics in Prometheus' registry. A new recorder takes the former's place, as vLLM's own metrics do:
-    an engine that is closed and started again counts from 0.
-
-    metric_types: vLLM's classes for prometheus_client's Counter, Gauge and Histogram. labelnames: vLLM's own
-    labels, with their values by number of engine.
-    """
-
-    def __init__(
-        self,
-        metric_types: Mapping[type[Any], type[Any]],
-        labelnames: Sequence[str],
-        labelvalues: Mapping[int, Sequence[object]],
-    ) -> None:
-        self._labelvalues, self.first = labelvalues, min(labelvalues)
-        _unregister()
-        made = {name: _make(name, metric, metric_types, labelnames) for name, metric in METRICS.items()}
-        self._metrics = made
-        _registered.extend(made.values())
-        _latest[:] = [self]
-        for engine in labelvalues:
-            for name, metric in METRICS.items():
-                for value in metric.values:
-                    self._series(engine, name, value)
-
-    def observe(self, tally: Tally, engine: int = 0) -> None:
-        """Add a tally of one engine."""
-        for name, values in tally.items():
-            kind = METRICS[name].kind
-            for label, value in values.items():
-                series = self._series(engine, name, label)
-                if kind == "counter":
-                    series.inc(value)
-                elif kind == "gauge":
-                    series.set(value)
-                else:
-                    for one in value:
-                        series.observe(one)
-
-    def _series(self, engine: int, name: str, label: str) -> Any:
-        return self._metrics[name].labels(*self._labelvalues[engine], label)
-
-
-def count(tally: Tally) -> None:
-    """Add what the client's process itself knows to the first engine's metrics. Does nothing where metrics
-    are off."""
-    for recorder in _latest:
-        recorder.observe(tally, recorder.first)
-
-
-def _make(
-    name: str, metric: Metric, metric_types: Mapping[type[Any], type[Any]], labelnames: Sequence[str]
-) -> Any:
-    from prometheus_client import Counter, Gauge, Histogram
-
-    kind = {"counter": Counter, "gauge": Gauge, "histogram": Histogram}[metric.kind]
-    more: dict[str, Any] = {}
-    if kind is Gauge:
-        more = {"multiprocess_mode": "mostrecent"}
-    elif kind is Histogram:
-        more = {"buckets": _BUCKETS}
-    return metric_types[kind](
-        name=name, documentation=metric.help, labelnames=[*labelnames, metric.label], **more
-    )
-
-
-def _unregister() -> None:
-    from prometheus_client import REGISTRY
-
-    _latest.clear()
-    while _registered:
-        with contextlib.suppress(KeyError):  # Ray's metrics are not in this registry
-            REGISTRY.unregister(_registered.pop())
-
-
 @dataclass
 class BlendStats(KVConnectorStats):
     """The tallies on their way from both halves to the client's process."""
@@ -274,14 +187,82 @@ class BlendStats(KVConnectorStats):
         return not self.data
 
 
+# -- Prometheus -------------------------------------------------------------------------------------------
+
+_latest: list[BlendMetrics] = []
+
+
 class BlendMetrics(KVConnectorPromMetrics):
-    """The sum of the tallies, in the client's process."""
+    """The metrics in Prometheus' registry, in the client's process. New ones take the former's place, as
+    vLLM's own do: an engine that is closed and started again counts from 0.
+
+    metric_types: vLLM's classes for prometheus_client's Counter, Gauge and Histogram. labelnames: vLLM's own
+    labels, with their values by number of engine.
+    """
 
     def __init__(
-        self, vllm_config: Any, metric_types: Any, labelnames: list[str], labelvalues: dict[int, list[object]]
+        self,
+        vllm_config: Any,
+        metric_types: Mapping[type[Any], type[Any]],
+        labelnames: Sequence[str],
+        labelvalues: Mapping[int, Sequence[object]],
     ) -> None:
         super().__init__(vllm_config, metric_types, labelnames, labelvalues)
-        self._recorder = Recorder(metric_types, labelnames, labelvalues)
+        self._labelvalues, self.first = labelvalues, min(labelvalues)
+        _unregister()
+        self._metrics = {
+            name: _make(name, metric, metric_types, labelnames) for name, metric in METRICS.items()
+        }
+        _latest.append(self)
+        for engine in labelvalues:
+            for name, metric in METRICS.items():
+                for value in metric.values:
+                    self._series(engine, name, value)
 
-    def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
-        self._recorder.observe(transfer_stats_data, engine_idx)
+    def observe(self, transfer_stats_data: Tally, engine_idx: int = 0) -> None:
+        """Add a tally of one engine."""
+        for name, values in transfer_stats_data.items():
+            kind = METRICS[name].kind
+            for label, value in values.items():
+                series = self._series(engine_idx, name, label)
+                if kind == "counter":
+                    series.inc(value)
+                elif kind == "gauge":
+                    series.set(value)
+                else:
+                    for one in value:
+                        series.observe(one)
+
+    def _series(self, engine: int, name: str, label: str) -> Any:
+        return self._metrics[name].labels(*self._labelvalues[engine], label)
+
+
+def count(tally: Tally) -> None:
+    """Add what the client's process itself knows to the first engine's metrics. Does nothing where metrics
+    are off."""
+    for metrics in _latest:
+        metrics.observe(tally, metrics.first)
+
+
+def _make(
+    name: str, metric: Metric, metric_types: Mapping[type[Any], type[Any]], labelnames: Sequence[str]
+) -> Any:
+    from prometheus_client import Counter, Gauge, Histogram
+
+    kinds: Mapping[str, tuple[type[Any], Mapping[str, Any]]] = {
+        "counter": (Counter, {}),
+        "gauge": (Gauge, {"multiprocess_mode": "mostrecent"}),
+        "histogram": (Histogram, {"buckets": _BUCKETS}),
+    }
+    kind, more = kinds[metric.kind]
+    labels = [*labelnames, metric.label]
+    return metric_types[kind](name=name, documentation=metric.help, labelnames=labels, **more)
+
+
+def _unregister() -> None:
+    from prometheus_client import REGISTRY
+
+    while _latest:
+        for metric in _latest.pop()._metrics.values():
+            with contextlib.suppress(KeyError):  # Ray's metrics are not in this registry
+                REGISTRY.unregister(metric)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from blendrag.engine.wire.report import BlendReport, Eviction
 from blendrag.engine.worker import metrics
 from blendrag.engine.worker.metrics import (
     METRICS,
-    Recorder,
+    BlendMetrics,
     Tally,
     TierMeter,
     merge,
@@ -32,6 +33,7 @@ from places import DOCS
 from stores import LAYOUT, make_chunk, make_record
 
 TYPES = {Counter: Counter, Gauge: Gauge, Histogram: Histogram}
+CONFIG = SimpleNamespace(kv_transfer_config=None)
 ENGINES = {0: ["model", "0"], 1: ["model", "1"]}
 REPORT = BlendReport(
     cached=100,
@@ -45,8 +47,8 @@ REPORT = BlendReport(
 
 
 @pytest.fixture
-def recorder() -> Iterator[Recorder]:
-    yield Recorder(TYPES, ["model_name", "engine"], ENGINES)
+def recorder() -> Iterator[BlendMetrics]:
+    yield BlendMetrics(CONFIG, TYPES, ["model_name", "engine"], ENGINES)
     metrics._unregister()
 
 
@@ -63,7 +65,7 @@ def shown() -> dict[tuple[str, ...], float]:
     return found
 
 
-def test_eviction_is_counted(recorder: Recorder) -> None:
+def test_eviction_is_counted(recorder: BlendMetrics) -> None:
     recorder.observe(of_eviction(Eviction(tokens=480, first=15, last=226, first_block=3)))
     recorder.observe(of_eviction(Eviction(whole="the prompt is no longer than the budget")))
     now = shown()
@@ -74,7 +76,7 @@ def test_eviction_is_counted(recorder: Recorder) -> None:
     assert now["blendrag_evicted_blocks_total", "freed", "0"] == 211
 
 
-def test_report_is_counted(recorder: Recorder) -> None:
+def test_report_is_counted(recorder: BlendMetrics) -> None:
     recorder.observe(of_report(REPORT))
     recorder.observe(of_report(replace(REPORT, cached=0, recomputed=0, missing={}, tiers={})))
     now = shown()
@@ -90,7 +92,7 @@ def test_report_is_counted(recorder: Recorder) -> None:
     assert not any(value for (*_, engine), value in now.items() if engine == "1")
 
 
-def test_exact_prefix_is_not_counted_as_a_blend(recorder: Recorder) -> None:
+def test_exact_prefix_is_not_counted_as_a_blend(recorder: BlendMetrics) -> None:
     recorder.observe(
         of_report(BlendReport(exact=80, tiers={"tree ram": 3}, ms=dict.fromkeys(REPORT.ms, 0.0)))
     )
@@ -102,7 +104,7 @@ def test_exact_prefix_is_not_counted_as_a_blend(recorder: Recorder) -> None:
     assert now["blendrag_blend_seconds_count", "load", "0"] == 1
 
 
-def test_every_series_is_there_from_the_beginning(recorder: Recorder) -> None:
+def test_every_series_is_there_from_the_beginning(recorder: BlendMetrics) -> None:
     now = shown()
     for name, metric in METRICS.items():
         ending = {"counter": "_total", "histogram": "_count", "gauge": ""}[metric.kind]
@@ -112,16 +114,16 @@ def test_every_series_is_there_from_the_beginning(recorder: Recorder) -> None:
 @pytest.mark.parametrize(
     ("error", "reason"), [(MemoryError("a secret"), "memory"), (KeyError("a secret"), "error")]
 )
-def test_text_of_an_error_is_no_label(error: Exception, reason: str, recorder: Recorder) -> None:
+def test_text_of_an_error_is_no_label(error: Exception, reason: str, recorder: BlendMetrics) -> None:
     tally = of_report(BlendReport.failed(error))
     assert tally == {"blendrag_requests": {"fallback": 1}, "blendrag_fallbacks": {reason: 1}}
     recorder.observe(tally)
     assert b"secret" not in generate_latest()
 
 
-def test_second_engine_of_a_process_registers_its_metrics(recorder: Recorder) -> None:
+def test_second_engine_of_a_process_registers_its_metrics(recorder: BlendMetrics) -> None:
     recorder.observe(of_report(REPORT))
-    second = Recorder(TYPES, ["model_name", "engine"], {0: ["other", "0"]})
+    second = BlendMetrics(CONFIG, TYPES, ["model_name", "engine"], {0: ["other", "0"]})
     second.observe(of_report(REPORT))
     recorder.observe(of_report(REPORT))  # of an engine that was closed: nobody sees it, nothing fails
     assert shown()["blendrag_requests_total", "blended", "0"] == 1
@@ -131,7 +133,7 @@ def test_second_engine_of_a_process_registers_its_metrics(recorder: Recorder) ->
 def test_metric_classes_that_are_not_in_the_registry_can_be_replaced() -> None:
     elsewhere: Any = partial(Counter, registry=None)
     for _ in range(2):
-        Recorder(TYPES | {Counter: elsewhere}, ["model_name", "engine"], ENGINES)
+        BlendMetrics(CONFIG, TYPES | {Counter: elsewhere}, ["model_name", "engine"], ENGINES)
     metrics._unregister()
 
 

@@ -18,7 +18,7 @@ from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 from blendrag.engine.wire.prefixes import PrefixPath, read_path
 from blendrag.engine.wire.recipe import is_sealed
 from blendrag.engine.worker import metrics
-from blendrag.engine.worker.metrics import Recorder
+from blendrag.engine.worker.metrics import BlendMetrics
 from blendrag.errors import ConfigError, EngineError
 from blendrag.lab.eviction.trace import read_log
 from blendrag.server.blending import Blended, Blending
@@ -143,7 +143,8 @@ def unplanned() -> dict[str, float]:
 
 @pytest.fixture
 def counted() -> Iterator[Callable[[], dict[str, float]]]:
-    Recorder({one: one for one in (Counter, Gauge, Histogram)}, ["engine"], {3: ["3"]})
+    config = SimpleNamespace(kv_transfer_config=None)
+    BlendMetrics(config, {one: one for one in (Counter, Gauge, Histogram)}, ["engine"], {3: ["3"]})
     yield unplanned
     metrics._unregister()
 
