@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import Any
 
 from blendrag.engine.blend.blending import Choices
 from blendrag.engine.blend.fused_prefill import FusedPrefill
@@ -36,21 +36,22 @@ FusedPrefill._selected = selected  # type: ignore[method-assign]
 Choices.keep = keep  # type: ignore[method-assign]
 
 
-def take_chosen(data_plane: DataPlane) -> list[list[int]]:
+def take_chosen() -> list[list[int]]:
     """By choice, since the last call."""
     taken = list(_chosen)
     _chosen.clear()
     return taken
 
 
-def fail(data_plane: DataPlane, rank: int) -> None:
+def fail(rank: int) -> None:
     """From now on, at this rank's next choice."""
     _failing.append(rank)
 
 
+class WatchedPlane(DataPlane):
+    def operations(self) -> dict[str, Callable[..., Any]]:
+        return super().operations() | {"take_chosen": take_chosen, "fail": fail}
+
+
 class WatchedRank(BlendWorker):
-    blendrag_operations: ClassVar[Mapping[str, Callable[..., Any]]] = {
-        **BlendWorker.blendrag_operations,
-        "take_chosen": take_chosen,
-        "fail": fail,
-    }
+    blendrag_data_plane = WatchedPlane

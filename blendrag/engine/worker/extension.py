@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator
 from dataclasses import asdict, is_dataclass
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -45,8 +44,6 @@ class BlendWorker:
     dead engine's log.
     """
 
-    blendrag_operations: ClassVar[Mapping[str, Callable[..., Any]]] = {}
-    """The functions of the data plane that a client may call besides its operations."""
     blendrag_data_plane: ClassVar[type[DataPlane]] = DataPlane
     _blendrag: Plane
     model_runner: Any
@@ -92,11 +89,8 @@ class BlendWorker:
         assert connector is not None, "whoever has the engine started gave it our connector"
         loaded = LoadedModel(decoder, cache, ranks, drafts)
         share = float(connector.options.get("blend_share", 1.0))
-        plane = self._blendrag = self.blendrag_data_plane(loaded, share, owner=worker.first)
-        self._blendrag_operations = plane.operations() | {
-            name: partial(operation, plane) for name, operation in self.blendrag_operations.items()
-        }
-        connector.bind(plane)
+        self._blendrag = self.blendrag_data_plane(loaded, share, owner=worker.first)
+        connector.bind(self._blendrag)
         # Those behind a window are given up.
         whole = cache.with_drafts
         there = len(groups) == 1 and not groups[0].window
@@ -112,7 +106,6 @@ class BlendWorker:
             return {}
         blocks = KVBlocks(layers.attentions, worker.block_size, layers)
         self._blendrag = StatePlane(blocks, worker.dtype, ranks, owner=worker.first)
-        self._blendrag_operations = self._blendrag.operations()
         connector.bind(self._blendrag)
         name = self._named(blocks.format, ranks.size)
         return {"blocks": name, "block_layers": len(layers.attentions), "states": True}
@@ -128,7 +121,7 @@ class BlendWorker:
         is only begun: ``{"more": None}``, for :meth:`blendrag_go_on`. client, number: whose call it is, and
         which."""
         try:
-            result = self._blendrag_operations[operation](*args)
+            result = self._blendrag.operations()[operation](*args)
         except BlendragError as error:
             return _wrong(error)
         if isinstance(result, Generator):

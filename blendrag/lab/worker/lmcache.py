@@ -20,7 +20,6 @@ from blendrag.engine.blend.blends import Blends
 from blendrag.engine.forward.indices import Ints
 from blendrag.engine.forward.prompt_forward import PromptForward
 from blendrag.engine.wire.recipe import BlendOrder
-from blendrag.engine.worker.data_plane import DataPlane
 from blendrag.options import BlendOptions
 from blendrag.select import Selector
 from blendrag.store.tiers import Tier
@@ -40,12 +39,6 @@ class NoGuard(LoadGuard):
 
     def refuses(self, loads: Mapping[Tier, int], tokens: int) -> str | None:
         return None
-
-
-class LabDataPlane(DataPlane):
-    """A data plane with the laboratory's blends."""
-
-    blends, guard_type = LabBlends, NoGuard
 
 
 class LMCacheBlend(RequestBlend):
