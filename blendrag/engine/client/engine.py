@@ -16,7 +16,6 @@ from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any, ClassVar
 
-from blendrag import errors
 from blendrag.engine.client.engine_log import log_there, open_log
 from blendrag.engine.client.launch import (
     READY,
@@ -34,7 +33,7 @@ from blendrag.engine.client.running import RunningEngine, T
 from blendrag.engine.client.shortage import shortage
 from blendrag.engine.wire.operations import EngineFacts
 from blendrag.engine.wire.start_error import kept, one_line
-from blendrag.errors import EngineBusyError, EngineClosedError, EngineError, EngineStartError
+from blendrag.errors import BlendragError, EngineBusyError, EngineClosedError, EngineError, EngineStartError
 from blendrag.machine import warn_of_emulation, warn_of_idle_gpu
 from blendrag.models import Tell, import_rich, quantisation, resolve_model
 from blendrag.settings import Settings
@@ -49,7 +48,7 @@ class Engine(RunningEngine):
     """A :class:`RunningEngine` that this process has started. Get one with :meth:`shared`; give it back with
     :meth:`release`."""
 
-    _shared: ClassVar[dict[tuple[Any, ...], Engine]] = {}
+    _shared: ClassVar[Engine | None] = None
     _lock: ClassVar[Any] = threading.Lock()
 
     def __init__(
@@ -73,7 +72,7 @@ class Engine(RunningEngine):
         start, limit_s = self._submit(self._start()), float(os.environ.get(READY, _START_TIMEOUT_S))
         try:
             self.facts = start.result(limit_s)
-        except errors.BlendragError:
+        except BlendragError:
             self._stop_loop()
             raise
         except TimeoutError:
@@ -163,16 +162,12 @@ class Engine(RunningEngine):
         An engine that has another extension than serving's can serve, too. Raises EngineBusyError while an
         engine of another configuration runs, or one without the extension: there is one device.
         """
-        key = engine_key(settings)
         with cls._lock:
-            running = {at: engine for at, engine in cls._shared.items() if engine.alive}
-            cls._shared = dict(running)
-            engine = running.pop(key, None)
-            if running:
-                (other,) = running.values()
-                raise busy(other.settings, settings)
-            if engine is None:
-                engine = cls._shared[key] = cls(settings, progress, extension)
+            engine = cls._shared
+            if engine is None or not engine.alive:
+                engine = cls._shared = cls(settings, progress, extension)
+            elif engine_key(engine.settings) != engine_key(settings):
+                raise busy(engine.settings, settings)
             elif extension not in (SERVING, engine.extension):
                 raise EngineBusyError(
                     f"an engine with these settings has this device, but without {extension.worker}:"

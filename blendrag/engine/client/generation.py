@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from blendrag.engine.client.prior_turns import PriorTurns
@@ -73,14 +73,11 @@ class Delta:
 
     def joined(self, later: Delta) -> Delta:
         """Return this piece and the one after it as one."""
-        return Delta(
-            self.text + later.text,
-            self.token_ids + later.token_ids,
-            later.ttft_s,
-            later.finish_reason,
-            later.prefix_tokens,
-            later.report,
-            self.logprobs + later.logprobs,
+        return replace(
+            later,
+            text=self.text + later.text,
+            token_ids=self.token_ids + later.token_ids,
+            logprobs=self.logprobs + later.logprobs,
         )
 
 
@@ -89,9 +86,10 @@ def vllm_prompt(
 ) -> dict[str, Any]:
     """Return the token ids as vLLM takes them, with a salt if their KV will not be exact, or belongs to a
     namespace."""
+    salt = f"{namespace}:" if namespace else ""
     if recipe is not None:
-        return {"prompt_token_ids": token_ids, "cache_salt": turns.salt(namespace, recipe, token_ids)}
-    return {"prompt_token_ids": token_ids} | ({"cache_salt": f"{namespace}:"} if namespace else {})
+        salt = turns.salt(namespace, recipe, token_ids)
+    return {"prompt_token_ids": token_ids} | ({"cache_salt": salt} if salt else {})
 
 
 def vllm_sampling(sampling: Sampling, room: int, recipe: Recipe | None, ticket: str) -> Any:

@@ -84,29 +84,32 @@ class WorkerExtension:
 SERVING = WorkerExtension()
 
 
+def _of_engine(settings: Settings) -> dict[str, tuple[Any, Any]]:
+    """Return what settings must have in common to share an engine: by setting, what tells engines apart, and
+    what the user has set."""
+    values = {name: getattr(settings, name) for name in _ENGINE_SETTINGS}
+    arguments = json.dumps(PREFIX_CACHING | settings.engine_args, sort_keys=True)
+    return {name: (value, value) for name, value in values.items()} | {
+        "engine_args": (arguments, settings.engine_args),
+        "order": (settings.reorder_window, settings.order),
+        "kv_budget": (settings.kv_budget is not None, settings.kv_budget),
+    }
+
+
 def engine_key(settings: Settings) -> tuple[Any, ...]:
     """Return the values that two settings must have in common to share an engine. A process has one engine
     for each."""
-    names = (getattr(settings, name) for name in _ENGINE_SETTINGS if name != "engine_args")
-    arguments = json.dumps(PREFIX_CACHING | settings.engine_args, sort_keys=True)
-    return *names, settings.reorder_window, arguments, settings.kv_budget is not None
+    return tuple(apart for apart, _ in _of_engine(settings).values())
 
 
 def busy(running: Settings, wanted: Settings) -> EngineBusyError:
     """Return the error for an engine that is wanted while one with other settings has the device."""
-
-    def describe(one: Settings, other: Settings) -> str:
-        pairs = ((name, getattr(one, name), getattr(other, name)) for name in _ENGINE_SETTINGS)
-        shown = [f"{name}={mine!r}" for name, mine, theirs in pairs if mine != theirs]
-        if one.reorder_window != other.reorder_window:
-            shown.append(f"order={one.order!r}")
-        if (one.kv_budget is None) != (other.kv_budget is None):
-            shown.append(f"kv_budget={one.kv_budget!r}")
-        return ", ".join(shown)
-
+    one, other = _of_engine(running), _of_engine(wanted)
+    differing = [name for name in one if one[name][0] != other[name][0]]
+    mine, theirs = (", ".join(f"{name}={each[name][1]!r}" for name in differing) for each in (one, other))
     return EngineBusyError(
-        f"an engine with {describe(running, wanted)} has this device, so none with"
-        f" {describe(wanted, running)} can start: close the first, or use its settings"
+        f"an engine with {mine} has this device, so none with {theirs} can start:"
+        " close the first, or use its settings"
     )
 
 
@@ -187,15 +190,12 @@ def engine_environment(settings: Settings, sockets: str, log: Path | None) -> It
     finally:
         if log is not None and getattr(logging.getLogRecordFactory(), "_factory", None) is records:
             logging.setLogRecordFactory(records)
-        after = dict(os.environ)
-        changed = {name for name in after.keys() | before.keys() if after.get(name) != before.get(name)}
         # An import changes it only once, and later engines have to start like the first.
-        _imported.update({name: after[name] for name in changed - ours.keys() if name in after})
-        for name in changed:
-            if name in before:
-                os.environ[name] = before[name]
-            else:
-                del os.environ[name]
+        new = {name: value for name, value in os.environ.items() if before.get(name) != value}
+        _imported.update({name: value for name, value in new.items() if name not in ours})
+        for name in new.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update({name: value for name, value in before.items() if os.environ.get(name) != value})
 
 
 def engine_args(

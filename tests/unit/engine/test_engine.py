@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from blendrag.engine.client.engine import Engine
-from blendrag.engine.client.launch import SERVING, WorkerExtension, engine_key
+from blendrag.engine.client.launch import SERVING, WorkerExtension
 from blendrag.engine.client.running import RunningEngine
 from blendrag.engine.client.stores import StoreClient
 from blendrag.engine.prefixes.trees import TreeClient
@@ -130,7 +130,7 @@ def test_wait_ends_when_the_engine_is_closed() -> None:
 def running(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """An engine with this extension."""
     engine = SimpleNamespace(settings=SETTINGS, extension=request.param, alive=True, _users=1)
-    monkeypatch.setattr(Engine, "_shared", {engine_key(SETTINGS): engine})
+    monkeypatch.setattr(Engine, "_shared", engine)
     yield engine
 
 
