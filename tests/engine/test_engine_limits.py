@@ -79,25 +79,16 @@ def said(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> str:
     return done.stdout
 
 
-def line(said: str, begins: str) -> str:
-    return next((line for line in said.splitlines() if line.startswith(f"{begins}:")), "")
-
-
-def test_forked_process_is_told_whose_the_engine_is(said: str) -> None:
-    assert "belongs to process" in line(said, "fork")
-
-
-def test_second_configuration_is_a_clear_error(said: str) -> None:
-    assert "max_model_len=512" in line(said, "two") and "max_model_len=1024" in line(said, "two")
-
-
-def test_engine_that_died_is_started_again(said: str) -> None:
-    assert line(said, "killed") == "killed: True"
-
-
-def test_answer_ends_when_its_engine_is_closed(said: str) -> None:
-    assert "closed while" in line(said, "closed while")
-
-
-def test_closed_engine_is_a_clear_error(said: str) -> None:
-    assert "was closed" in line(said, "closed")
+@pytest.mark.parametrize(
+    ("begins", "told"),
+    [
+        ("fork", "belongs to process"),
+        ("two", "max_model_len=512"),  # of a second configuration
+        ("two", "max_model_len=1024"),
+        ("killed", "killed: True"),  # it was started again
+        ("closed while", "closed while"),  # the answer ends
+        ("closed", "was closed"),
+    ],
+)
+def test_end_or_misuse_of_an_engine_is_a_clear_error(said: str, begins: str, told: str) -> None:
+    assert told in next((line for line in said.splitlines() if line.startswith(f"{begins}:")), "")

@@ -40,10 +40,11 @@ if sys.argv[1] == "wait":
 """
 
 
-def start(tmp_path: Path, argument: str, code: str = SCRIPT) -> subprocess.Popen[str]:
+@contextlib.contextmanager
+def running(tmp_path: Path, argument: str, code: str = SCRIPT) -> Iterator[subprocess.Popen[str]]:
     script = tmp_path / "script.py"
     script.write_text(code)
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, str(script), argument],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -52,14 +53,11 @@ def start(tmp_path: Path, argument: str, code: str = SCRIPT) -> subprocess.Popen
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
-
-
-@pytest.fixture
-def waiting(tmp_path: Path, model_dir: Path) -> Iterator[subprocess.Popen[str]]:
-    process = start(tmp_path, "wait")
-    yield process
-    process.kill()
-    process.wait()
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
 
 
 def lines_until(process: subprocess.Popen[str], prefix: str) -> list[str]:
@@ -73,15 +71,14 @@ def lines_until(process: subprocess.Popen[str], prefix: str) -> list[str]:
 
 
 @pytest.mark.parametrize("stage", [pytest.param("loading", marks=pytest.mark.nightly), "serving"])
-def test_killing_the_parent_leaves_no_engine_process(waiting: subprocess.Popen[str], stage: str) -> None:
-    parent = psutil.Process(waiting.pid)
-    if stage == "serving":
-        assert lines_until(waiting, "tokens") == ["begun", "tokens 4"]  # once: children skip the script
-    else:
-        until(lambda: len(spawned(parent)) == 2, START_S)
-    children = parent.children(recursive=True)
-    waiting.send_signal(signal.SIGKILL)
-    waiting.wait()
+def test_killing_the_parent_leaves_no_engine_process(tmp_path: Path, model_dir: Path, stage: str) -> None:
+    with running(tmp_path, "wait") as waiting:
+        parent = psutil.Process(waiting.pid)
+        if stage == "serving":
+            assert lines_until(waiting, "tokens") == ["begun", "tokens 4"]  # once: children skip the script
+        else:
+            until(lambda: len(spawned(parent)) == 2, START_S)
+        children = parent.children(recursive=True)
     until(lambda: not [child for child in children if alive(child)], START_S)
 
 
@@ -158,30 +155,22 @@ input()
 def test_start_that_is_given_up_leaves_no_process(
     tmp_path: Path, model_dir: Path, why: str, told: str
 ) -> None:
-    process = start(tmp_path, why, IMPATIENT)
-    try:
+    with running(tmp_path, why, IMPATIENT) as process:
         (said,) = lines_until(process, "it ended")
         assert told in said
         until(lambda: not spawned(psutil.Process(process.pid)), START_S)
         process.communicate("\n")
         assert process.returncode == 0, "threads of the start hold up the end"
-    finally:
-        process.kill()
-        process.wait()
 
 
 @pytest.mark.nightly
 def test_a_script_that_just_ends_takes_the_engine_with_it(tmp_path: Path, model_dir: Path) -> None:
-    process = start(tmp_path, "end")
-    try:
+    with running(tmp_path, "end") as process:
         lines = lines_until(process, "tokens")
         children = psutil.Process(process.pid).children(recursive=True)
         assert process.stdout is not None
         lines += process.stdout.read().splitlines()
         assert process.wait() == 0
-    finally:
-        process.kill()
-        process.wait()
     assert lines == ["begun", "tokens 4"]
     assert (tmp_path / "stderr").read_text() == ""
     until(lambda: not [child for child in children if alive(child)], START_S)
@@ -232,8 +221,7 @@ print("closed", flush=True)
 def test_ingest_hears_of_an_engine_that_is_killed_and_goes_on_with_the_next(
     tmp_path: Path, model_dir: Path, which: str
 ) -> None:
-    process = start(tmp_path, which, KILLED)
-    try:
+    with running(tmp_path, which, KILLED) as process:
         lines_until(process, "killed")
         begun = time.monotonic()
         lines = lines_until(process, "it ended")
@@ -246,9 +234,6 @@ def test_ingest_hears_of_an_engine_that_is_killed_and_goes_on_with_the_next(
         process.wait(60)
         assert process.returncode == 0
         assert (tmp_path / "stderr").read_text() == ""
-    finally:
-        process.kill()
-        process.wait()
 
 
 @pytest.mark.nightly
