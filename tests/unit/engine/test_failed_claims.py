@@ -127,27 +127,6 @@ def is_refused(pace: Pace) -> Sliced:
 
 
 RIGHT = [*range(PROMPT, PROMPT + ANSWER)]
-GIVEN: Any = SimpleNamespace(get_block_ids=lambda: ([1, 2, 3],))
-
-
-def hear(scheduler: BlendConnector, name: str, report: BlendReport) -> None:
-    """Have the scheduler's half hear this of a request from the worker's."""
-    reports = connector.BlendReports({name: report})
-    scheduler.update_connector_output(
-        SimpleNamespace(kv_connector_worker_meta=reports, invalid_block_ids=set())
-    )
-
-
-def told(scheduler: BlendConnector, **tokens: int) -> Any:
-    """What a step says to the workers that computes so many tokens of requests."""
-    cached = SimpleNamespace(req_ids=[], new_block_ids=[], resumed_req_ids=set())
-    step = SimpleNamespace(
-        num_scheduled_tokens=tokens,
-        finished_req_ids=set(),
-        scheduled_cached_reqs=cached,
-        preempted_req_ids=None,
-    )
-    return scheduler.build_connector_meta(step)
 
 
 @pytest.mark.parametrize("blocks", KINDS)

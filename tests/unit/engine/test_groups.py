@@ -32,7 +32,7 @@ from blendrag.engine.wire.report import BlendReport
 from blendrag.engine.worker.connector import GroupsConnector
 from blendrag.options import BlendOptions
 from blendrag.settings import Settings
-from connector_halves import Runner, engine_config, needs_groups, plane, request_of, vllm_request
+from connector_halves import Runner, engine_config, needs_groups, plane, vllm_request
 from stored_trees import tree_tiers
 
 pytestmark = needs_groups
@@ -111,10 +111,6 @@ def test_blended_prompt_takes_the_blocks_that_plain_prefill_takes_and_its_order_
         assert len(ids) == -(-claimed // BLOCK)
         assert [block == 0 for block in ids] == [number < gone for number in range(len(ids))]
     assert windows and max(windows) <= WINDOW // BLOCK + 1
-
-
-def asked(recipe: Recipe, prompt: int) -> Asked:
-    return Asked(request_of(recipe.transfer_params("ticket"), prompt), recipe)
 
 
 @given(

@@ -40,7 +40,6 @@ from blendrag.engine.wire.prefixes import NodeLoad, NodeSave, PrefixPath
 from blendrag.store.identity import KVIdentity
 from blendrag.tree.states import StateTree
 from blendrag.tree.store import NodeMissingError
-from tests.helpers.connector_halves import request_of
 
 IDENTITY = KVIdentity("tiny", "weights-1", "bfloat16", num_layers=1, num_kv_heads=1, head_size=2)
 BLOCK, BLOCKS, PARTS = 8, 12, 2
@@ -245,8 +244,12 @@ def claims() -> PrefixClaims:
     return PrefixClaims(1, StateBlocks(StateGroups(0, ((1, BLOCK), (2, BLOCK))), manager))
 
 
-def request(path: PrefixPath, tokens: int) -> Any:
-    return Asked(request_of(path.transfer_params("ticket"), tokens, salt=None))
+def request(path: PrefixPath, tokens: int) -> Asked:
+    return asked(path.transfer_params("ticket"), tokens)
+
+
+def orders(one: PrefixClaims, tokens: int = 0) -> Orders:
+    return one.orders(SchedulerStep(SimpleNamespace(num_scheduled_tokens={"r": tokens})))
 
 
 @pytest.mark.parametrize(
