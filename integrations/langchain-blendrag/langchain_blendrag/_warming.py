@@ -11,7 +11,8 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 from langchain_core.documents import Document
 from langchain_core.runnables import run_in_executor
@@ -33,13 +34,8 @@ _SEARCH = re.compile(r"a?(similarity|max_marginal_relevance|hybrid)_search")
 # Stores call their own methods: only the outermost call is of interest.
 _quiet: ContextVar[WarmingStore | None] = ContextVar("blendrag_quiet_store", default=None)
 
-
-class Follow(NamedTuple):
-    """What follows a call. then: is given the store, the arguments (the first as ``first``), and the result.
-    each: what is made of every item in the first argument, before the call."""
-
-    then: Callable[[WarmingStore, Mapping[str, Any], Any], None]
-    each: Callable[[Any], Any] | None = None
+# A function that follows a call: it gets the store, the arguments (the first as ``first``), and the result.
+Then = Callable[["WarmingStore", Mapping[str, Any], Any], None]
 
 
 def keeping(llm: ChatBlend | None) -> ChatBlend | None:
@@ -57,18 +53,26 @@ class WarmingStore(VectorStore):
 
     llm: ChatBlend | None = None
     """The model whose KV is kept. May be set, changed or removed at any time; ``sync()`` then catches up."""
-    _follows: ClassVar[Mapping[str, Follow]] = {}  # by the method's name; besides searches
+    _follows: dict[str, Any]  # searches of parents, as this class follows them
 
-    if not TYPE_CHECKING:  # else any name would be an attribute
-
-        def __getattribute__(self, name: str) -> Any:
-            found, kind = super().__getattribute__(name), type(self)
-            follow = _READ_AHEAD if _SEARCH.match(name) else kind._follows.get(name)
-            if follow is None or getattr(found, "__self__", None) is not self:
-                return found
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls._follows = {}
+        for name in filter(_SEARCH.match, dir(cls)):
+            # One that a parent only follows is not its own: another parent's may come before it.
+            owner = next(
+                base
+                for base in cls.__mro__
+                if vars(base).get(name) is not vars(base).get("_follows", {}).get(name)
+            )
+            own, inherited = getattr(owner, name), getattr(cls, name)
+            if owner is cls or not issubclass(owner, WarmingStore):  # whose own searches are followed already
+                inherited = getattr(inherited, "__wrapped__", None)
             # LangChain's defaults call methods that are followed.
-            inherited = getattr(VectorStore, name, None) is getattr(kind, name)
-            return found if inherited else followed(self, found, follow)
+            if owner is not VectorStore and inherited != own:
+                setattr(cls, name, made := followed(own, _prefetch))
+                if owner is not cls:
+                    cls._follows[name] = made
 
     def ingest(
         self,
@@ -232,37 +236,37 @@ def _prefetch(store: WarmingStore, arguments: Mapping[str, Any], found: Any) -> 
         _log.debug("could not read KV ahead", exc_info=True)
 
 
-_READ_AHEAD = Follow(_prefetch)
-
-
-def followed(store: WarmingStore, method: Callable[..., Any], follow: Follow) -> Callable[..., Any]:
-    """Return a store's method with what follows it after it succeeded; in a thread if the method is async."""
+def followed(
+    method: Callable[..., Any], then: Then, each: Callable[[Any], Any] | None = None
+) -> Callable[..., Any]:
+    """Return a store's method with ``then`` after it succeeded; in a thread if the method is async. It gets
+    what ``each`` makes of the items in its first argument."""
     signature = inspect.signature(method)
-    first = next(iter(signature.parameters), "")
+    first = next(islice(signature.parameters, 1, None), "")
 
     def bind(*args: Any, **kwargs: Any) -> tuple[inspect.BoundArguments, Mapping[str, Any]]:
         bound = signature.bind(*args, **kwargs)
         given = bound.arguments.get(first)
         if isinstance(given, Iterator):  # it is read twice
             bound.arguments[first] = given = list(given)
-        if follow.each is not None and isinstance(given, list):
-            bound.arguments[first] = given = [follow.each(item) for item in given]
+        if each is not None and isinstance(given, list):
+            bound.arguments[first] = given = [each(item) for item in given]
         return bound, {**bound.kwargs, **bound.arguments, "first": given}
 
     @functools.wraps(method)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        bound, arguments = bind(*args, **kwargs)
-        with store._quietly():
+    def call(self: WarmingStore, *args: Any, **kwargs: Any) -> Any:
+        bound, arguments = bind(self, *args, **kwargs)
+        with self._quietly():
             result = method(*bound.args, **bound.kwargs)
-        follow.then(store, arguments, result)
+        then(self, arguments, result)
         return result
 
     @functools.wraps(method)
-    async def acall(*args: Any, **kwargs: Any) -> Any:
-        bound, arguments = bind(*args, **kwargs)
-        with store._quietly():
+    async def acall(self: WarmingStore, *args: Any, **kwargs: Any) -> Any:
+        bound, arguments = bind(self, *args, **kwargs)
+        with self._quietly():
             result = await method(*bound.args, **bound.kwargs)
-        await run_in_executor(None, follow.then, store, arguments, result)
+        await run_in_executor(None, then, self, arguments, result)
         return result
 
     return acall if inspect.iscoroutinefunction(method) else call

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 import uuid
 from collections.abc import Mapping
 from itertools import chain, repeat
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from langchain_core.documents import Document
 from langchain_core.vectorstores import VectorStore
@@ -16,7 +17,7 @@ from blendrag import Collection
 from blendrag.errors import ConfigError
 from langchain_blendrag._ingest import encodable
 from langchain_blendrag._listing import documents_of
-from langchain_blendrag._warming import Follow, WarmingStore, keeping
+from langchain_blendrag._warming import WarmingStore, followed, keeping
 
 if TYPE_CHECKING:
     from langchain_blendrag.chat_models import ChatBlend
@@ -58,7 +59,27 @@ def _warm_class(base: type[VectorStore]) -> type[WarmingStore]:
         if base is chroma.Chroma:
             return BlendChroma
         return type(f"Blend{base.__name__}", (BlendChroma, base), {"__module__": base.__module__})
-    return type(f"Warm{base.__name__}", (_Warm, base), {"__module__": base.__module__})
+    hooks: dict[str, Any] = {"__module__": base.__module__}
+    for name, then in _HOOKS.items():
+        method = getattr(base, name, None)
+        # LangChain's defaults call those that a store has.
+        if inspect.isfunction(method) and method is not getattr(VectorStore, name, None):
+            hooks[name] = followed(method, then, encodable if then is _added else None)
+    return type(f"Warm{base.__name__}", (_Warm, base), hooks)
+
+
+class _Warm(WarmingStore):
+    _name = ""
+
+    def _kv_name(self) -> str:
+        return self._name
+
+    def _documents(self) -> Mapping[str, Document]:
+        return dict(documents_of(self))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # Its class has no name by which pickle finds it.
+        return _unpickled, (type(self).__bases__[-1],), self.__dict__
 
 
 def _unpickled(base: type[VectorStore]) -> VectorStore:
@@ -107,28 +128,18 @@ def _deleted_all(store: WarmingStore, arguments: Mapping[str, Any], success: Any
         store._forget_all()
 
 
-_FOLLOWS = {
-    **dict.fromkeys(("add_texts", "add_documents", "add_embeddings", "upsert"), Follow(_added, encodable)),
-    "merge_from": Follow(_merged),  # FAISS
-    "delete": Follow(_deleted),
-    "delete_by_document_id": Follow(_deleted_one),
-    "delete_by_metadata_filter": Follow(lambda store, *_: store._forget_missing()),
-    **dict.fromkeys(
-        ("clear", "delete_collection", "delete_index", "drop", "drop_tables"), Follow(_deleted_all)
-    ),
+_ADDING = ("add_texts", "add_documents", "add_embeddings", "upsert")
+_DELETING_ALL = ("clear", "delete_collection", "delete_index", "drop", "drop_tables")
+_HOOKS = {
+    f"{kind}{name}": then
+    for names, then in (
+        (_ADDING, _added),
+        (("merge_from",), _merged),  # FAISS
+        (("delete",), _deleted),
+        (("delete_by_document_id",), _deleted_one),
+        (("delete_by_metadata_filter",), lambda store, *_: store._forget_missing()),
+        (_DELETING_ALL, _deleted_all),
+    )
+    for name in names
+    for kind in ("", "a")
 }
-
-
-class _Warm(WarmingStore):
-    _name = ""
-    _follows: ClassVar = {f"{kind}{name}": follow for name, follow in _FOLLOWS.items() for kind in ("", "a")}
-
-    def _kv_name(self) -> str:
-        return self._name
-
-    def _documents(self) -> Mapping[str, Document]:
-        return dict(documents_of(self))
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        # Its class has no name by which pickle finds it.
-        return _unpickled, (type(self).__bases__[-1],), self.__dict__

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,20 @@ async def test_every_way_of_adding_warms_documents(any_store: Any, recorder: Any
         assert recorder.kept == added, way
     assert recorder.tokens > 0 and recorder.starts == 1
     assert len(recorder.prefilled) == len(added) and store.sync().unchanged == len(added)
+
+
+async def test_adding_does_not_block_the_event_loop(
+    any_store: Any, recorder: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ingest, threads = recorder.ingest, set[int]()
+
+    def noted(chunks: Any) -> Any:
+        threads.add(threading.get_ident())
+        return ingest(chunks)
+
+    monkeypatch.setattr(recorder, "ingest", noted)
+    await any_store.aadd_documents([Document(TEXTS[0])])
+    assert threads and threading.get_ident() not in threads
 
 
 async def test_half_of_a_surrogate_pair_is_replaced_where_it_comes_in(any_store: Any, recorder: Any) -> None:
@@ -192,6 +207,35 @@ async def test_search_reads_ahead_what_it_found_and_puts_it_in_the_order_of_the_
         texts.append([(one[0] if isinstance(one, tuple) else one).page_content for one in found])
     assert len(texts[0]) == 2 and texts[1] == texts[0][::-1]
     assert len(recorder.prefetched) == 2 and recorder.prefetched[0] == texts[0]
+
+
+def test_calls_by_the_class_and_by_super_are_followed(
+    embeddings: Any, recorded_llm: Any, recorder: Any, tmp_path: Path
+) -> None:
+    class Mine(BlendChroma):
+        def best(self, query: str) -> list[Document]:
+            return [document for document, _ in super().similarity_search_with_score(query, k=2)]
+
+    store = Mine("things", embeddings, persist_directory=str(tmp_path), llm=recorded_llm)
+    store.add_texts(TEXTS)
+    assert recorder.prefetched == [[one.page_content for one in store.best(TEXTS[0])]]
+    other = warm(InMemoryVectorStore(embeddings), recorded_llm)
+    type(other).add_texts(other, ["By the class."])
+    assert "By the class." in recorder.kept
+
+
+def test_methods_of_a_store_stay_its_methods(embeddings: Any, recorded_llm: Any, recorder: Any) -> None:
+    class Bound(InMemoryVectorStore):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            self.upsert = self.add_texts
+
+    store = warm(Bound(embeddings), recorded_llm)
+    store.upsert(TEXTS)
+    search = warm(InMemoryVectorStore(embeddings), recorded_llm).similarity_search
+    copied = copy.deepcopy({"store": search.__self__, "search": search})  # type: ignore[attr-defined]
+    assert copied["search"].__self__ is copied["store"]
+    assert search == search.__self__.similarity_search  # type: ignore[attr-defined]
 
 
 def test_stores_keep_the_documents_of_others(recorder: Any, embeddings: Any, recorded_llm: Any) -> None:
