@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
@@ -78,6 +79,19 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedEngine]:
     monkeypatch.setattr(Lease, "_open", {})
     monkeypatch.setattr(Lease, "_claims", {})
     yield engine
+
+
+@pytest.fixture
+def threads(scripted: ScriptedEngine, monkeypatch: pytest.MonkeyPatch) -> set[int]:
+    """The threads that call the engine."""
+    call, threads = scripted.call, set[int]()
+
+    def noted(method: str, *args: Any) -> Any:
+        threads.add(threading.get_ident())
+        return call(method, *args)
+
+    monkeypatch.setattr(scripted, "call", noted)
+    return threads
 
 
 @pytest.fixture

@@ -306,16 +306,7 @@ def test_nodes_that_chroma_has_and_no_kv_fits_are_repaired_by_sync(
     assert kept(llm) == {"One."}
 
 
-async def test_adding_does_not_block_the_event_loop(
-    store: BlendChromaVectorStore, scripted: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    call, threads = scripted.call, set[int]()
-
-    def noted(method: str, *args: Any) -> Any:
-        threads.add(threading.get_ident())
-        return call(method, *args)
-
-    monkeypatch.setattr(scripted, "call", noted)
+async def test_adding_does_not_block_the_event_loop(store: BlendChromaVectorStore, threads: set[int]) -> None:
     await store.async_add([node("One.")])
     assert threads and threading.get_ident() not in threads
 

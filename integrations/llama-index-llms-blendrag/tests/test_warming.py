@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -288,6 +289,38 @@ class Unlisted(BasePydanticVectorStore):
 
     def query(self, query: VectorStoreQuery, **_: Any) -> VectorStoreQueryResult:
         return VectorStoreQueryResult(nodes=self.nodes[: query.similarity_top_k])
+
+
+async def test_any_iterable_of_nodes_is_kept(llm: BlendLLM, tmp_path: Path) -> None:
+    store: Any = warm(chroma(tmp_path, ExitStack()), llm)
+    one, two, three, four = (node(text) for text in ("One.", "Two.", "Three.", "Four."))
+    store.add(iter([one]))
+    await store.async_add(iter([two]))
+    store.add({"three": three}.values())
+    await store.async_add({"four": four}.values())
+    assert store._collection.count() == 4
+    assert kept(llm) == {"One.", "Two.", "Three.", "Four."}
+
+
+async def test_store_has_arguments_of_its_own(llm: BlendLLM) -> None:
+    class Own(Unlisted):
+        def add(self, nodes: Sequence[BaseNode], ids: Any = (), **_: Any) -> list[str]:
+            return [*super().add(nodes), *ids]
+
+        def delete_nodes(self, node_ids: Any = None) -> None:  # type: ignore[override]
+            pass
+
+    store: Any = warm(Own(), llm)
+    one, two, three = nodes()
+    assert store.add([one, two, three], ids=["x"])[-1] == "x"
+    store.delete_nodes([one.node_id])
+    await store.adelete_nodes([two.node_id])
+    assert kept(llm) == texts("Three.")
+
+
+async def test_adding_does_not_block_the_event_loop(llm: BlendLLM, threads: set[int]) -> None:
+    await warm(SimpleVectorStore(), llm).async_add(nodes())
+    assert threads and threading.get_ident() not in threads
 
 
 def test_least_of_stores_works(llm: BlendLLM, caplog: pytest.LogCaptureFixture) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import inspect
 import logging
 import types
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -89,38 +88,6 @@ def _unpickled(base: type[Store], state: dict[str, Any], whose: _Whose) -> Store
     return store
 
 
-def _followed(name: str, then: str) -> Callable[..., Any]:
-    """Return a method that calls the store's own, and then one of the mixin with its result and the same
-    arguments; in a thread if the store's is asynchronous."""
-
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        args, kwargs = _listed(args, kwargs)
-        with self._quietly():
-            result = getattr(super(WarmKV, self), name)(*args, **kwargs)
-        getattr(self, then)(result, *args, **kwargs)
-        return result
-
-    async def acall(self: Any, *args: Any, **kwargs: Any) -> Any:
-        args, kwargs = _listed(args, kwargs)
-        with self._quietly():
-            result = await getattr(super(WarmKV, self), name)(*args, **kwargs)
-        await asyncio.to_thread(getattr(self, then), result, *args, **kwargs)
-        return result
-
-    own = getattr(BasePydanticVectorStore, name)
-    made = acall if inspect.iscoroutinefunction(own) else call
-    return functools.wraps(own, updated=())(made)  # not that it is abstract
-
-
-def _listed(args: Iterable[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return arguments that can be read twice."""
-
-    def whole(value: Any) -> Any:
-        return list(value) if isinstance(value, Iterator) else value
-
-    return tuple(map(whole, args)), {name: whole(value) for name, value in kwargs.items()}
-
-
 class WarmKV(_Base):
     """A mixin that keeps the KV of a vector store's nodes; :func:`warm` puts it in front of its class.
 
@@ -153,23 +120,81 @@ class WarmKV(_Base):
         texts, sources = self._parts_of(nodes_of(self) if nodes is None else nodes)
         return kept.sync(texts, sources=sources, progress=show_progress)
 
-    # -- what the store does, and what follows -------------------------------------------------------------
+    # -- changes ------------------------------------------------------------------------------------------
 
-    add = _followed("add", "_keep")
-    """Add nodes, and prefill them."""
-    async_add = _followed("async_add", "_keep")
-    delete = _followed("delete", "_forget_document")
-    """Delete the nodes that came of a document."""
-    adelete = _followed("adelete", "_forget_document")
-    delete_nodes = _followed("delete_nodes", "_forget_nodes")
-    """Delete nodes by their ids, by filters, or by both, as the store does."""
-    adelete_nodes = _followed("adelete_nodes", "_forget_nodes")
-    clear = _followed("clear", "_forget_all")
-    """Delete all nodes."""
-    aclear = _followed("aclear", "_forget_all")
-    query = _followed("query", "_found")
-    """Query; a running engine begins to load the KV of what is returned."""
-    aquery = _followed("aquery", "_found")
+    def add(self, nodes: Sequence[BaseNode], **kwargs: Any) -> list[str]:
+        """Add nodes, and prefill them."""
+        nodes = list(nodes)
+        with self._quietly():
+            ids = super().add(nodes, **kwargs)
+        self._keep(nodes)
+        return ids
+
+    async def async_add(self, nodes: Sequence[BaseNode], **kwargs: Any) -> list[str]:
+        nodes = list(nodes)
+        with self._quietly():
+            ids = await super().async_add(nodes, **kwargs)
+        await asyncio.to_thread(self._keep, nodes)
+        return ids
+
+    def delete(self, ref_doc_id: str, **kwargs: Any) -> None:
+        """Delete the nodes that came of a document."""
+        with self._quietly():
+            super().delete(ref_doc_id, **kwargs)
+        self._forget_document(ref_doc_id)
+
+    async def adelete(self, ref_doc_id: str, **kwargs: Any) -> None:
+        with self._quietly():
+            await super().adelete(ref_doc_id, **kwargs)
+        await asyncio.to_thread(self._forget_document, ref_doc_id)
+
+    def delete_nodes(
+        self,
+        node_ids: list[str] | None = None,
+        filters: MetadataFilters | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Delete nodes by their ids, by filters, or by both, as the store does."""
+        with self._quietly():
+            super().delete_nodes(node_ids, **_given(filters), **kwargs)
+        self._forget_nodes(node_ids, filters)
+
+    async def adelete_nodes(
+        self,
+        node_ids: list[str] | None = None,
+        filters: MetadataFilters | None = None,
+        **kwargs: Any,
+    ) -> None:
+        with self._quietly():
+            await super().adelete_nodes(node_ids, **_given(filters), **kwargs)
+        await asyncio.to_thread(self._forget_nodes, node_ids, filters)
+
+    def clear(self) -> None:
+        """Delete all nodes."""
+        with self._quietly():
+            super().clear()
+        self._forget_all()
+
+    async def aclear(self) -> None:
+        with self._quietly():
+            await super().aclear()
+        await asyncio.to_thread(self._forget_all)
+
+    # -- queries ------------------------------------------------------------------------------------------
+
+    def query(self, query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
+        """Query; a running engine begins to load the KV of what is returned."""
+        with self._quietly():
+            result = super().query(query, **kwargs)
+        return self._found(result)
+
+    async def aquery(self, query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
+        with self._quietly():
+            result = await super().aquery(query, **kwargs)
+        return await asyncio.to_thread(self._found, result)
+
+    def _found(self, result: VectorStoreQueryResult) -> VectorStoreQueryResult:
+        return found(self._whose.llm, result, self._whose.bare_text) if self._warms else result
 
     # -- the KV of its nodes ------------------------------------------------------------------------------
 
@@ -190,10 +215,6 @@ class WarmKV(_Base):
         finally:
             _quiet.reset(token)
 
-    def _found(self, result: VectorStoreQueryResult, query: VectorStoreQuery, **_: Any) -> None:
-        if self._warms:
-            found(self._whose.llm, result, self._whose.bare_text)
-
     @property
     def _warms(self) -> bool:
         return self._whose.llm is not None and _quiet.get() is not self
@@ -210,13 +231,13 @@ class WarmKV(_Base):
             {names[id]: source for id, source in sources.items()},
         )
 
-    def _keep(self, ids: list[str], nodes: Sequence[BaseNode], **_: Any) -> None:
+    def _keep(self, nodes: Sequence[BaseNode]) -> None:
         if nodes and (kept := self._kept()) is not None:
             texts, sources = self._parts_of(nodes)
             with noting("The vector store has these nodes; sync() computes the KV that is missing."):
                 kept.add(texts, sources=sources)
 
-    def _forget_document(self, result: None, ref_doc_id: str, **_: Any) -> None:
+    def _forget_document(self, ref_doc_id: str) -> None:
         if (kept := self._kept()) is not None:
             with noting("The nodes are removed; sync() releases their KV."):
                 names = kept.ids()
@@ -226,13 +247,7 @@ class WarmKV(_Base):
                     own |= self._gone(_names_of(map(_node, own), names) - own)
                 kept.remove(own)
 
-    def _forget_nodes(
-        self,
-        result: None,
-        node_ids: Sequence[str] | None = None,
-        filters: MetadataFilters | None = None,
-        **_: Any,
-    ) -> None:
+    def _forget_nodes(self, node_ids: Sequence[str] | None, filters: MetadataFilters | None) -> None:
         nothing = filters is None and node_ids is not None and not node_ids
         if nothing or (kept := self._kept()) is None:
             return
@@ -255,10 +270,15 @@ class WarmKV(_Base):
         there = {form for id in found for form in spellings(id)}
         return {name for name in names if _node(name) not in there}
 
-    def _forget_all(self, result: None, **_: Any) -> None:
+    def _forget_all(self) -> None:
         if (kept := self._kept()) is not None:
             with noting("The nodes are removed; sync() releases their KV."):
                 kept.clear()
+
+
+def _given(filters: MetadataFilters | None) -> dict[str, Any]:
+    """Return the argument, for stores that know none, too."""
+    return {} if filters is None else {"filters": filters}
 
 
 def _document(name: str) -> str:
