@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, AsyncIterable, Generator, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, Generator, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -29,62 +29,84 @@ class StructuredByGrammar(FunctionCallingLLM):
 
     pydantic_program_mode: PydanticProgramMode = PydanticProgramMode.LLM
 
-    def structured_predict(self, *args: Any, **kwargs: Any) -> Any:
-        return super().structured_predict(**self._held(*args, **kwargs))
-
-    async def astructured_predict(self, *args: Any, **kwargs: Any) -> Any:
-        return await super().astructured_predict(**self._held(*args, **kwargs))
-
-    def stream_structured_predict(self, *args: Any, **kwargs: Any) -> Any:
-        held = self._held(*args, **kwargs)
-        return _to_the_end(super().stream_structured_predict(**held), held)
-
-    async def astream_structured_predict(self, *args: Any, **kwargs: Any) -> Any:
-        held = self._held(*args, **kwargs)
-        return _ato_the_end(await super().astream_structured_predict(**held), held)
-
-    def _held(
+    def structured_predict(
         self,
         output_cls: type[BaseModel],
         prompt: BasePromptTemplate,
         llm_kwargs: dict[str, Any] | None = None,
         **prompt_args: Any,
-    ) -> dict[str, Any]:
+    ) -> Any:
+        return super().structured_predict(*self._held(output_cls, prompt, llm_kwargs), **prompt_args)
+
+    async def astructured_predict(
+        self,
+        output_cls: type[BaseModel],
+        prompt: BasePromptTemplate,
+        llm_kwargs: dict[str, Any] | None = None,
+        **prompt_args: Any,
+    ) -> Any:
+        return await super().astructured_predict(*self._held(output_cls, prompt, llm_kwargs), **prompt_args)
+
+    def stream_structured_predict(
+        self,
+        output_cls: type[BaseModel],
+        prompt: BasePromptTemplate,
+        llm_kwargs: dict[str, Any] | None = None,
+        **prompt_args: Any,
+    ) -> Any:
+        held = self._held(output_cls, prompt, llm_kwargs)
+        objects = super().stream_structured_predict(*held, **prompt_args)
+        return _to_the_end(objects, output_cls, held[-1][STRUCTURED])
+
+    async def astream_structured_predict(
+        self,
+        output_cls: type[BaseModel],
+        prompt: BasePromptTemplate,
+        llm_kwargs: dict[str, Any] | None = None,
+        **prompt_args: Any,
+    ) -> Any:
+        held = self._held(output_cls, prompt, llm_kwargs)
+        objects = await super().astream_structured_predict(*held, **prompt_args)
+        return _ato_the_end(objects, output_cls, held[-1][STRUCTURED])
+
+    def _held(
+        self, output_cls: type[BaseModel], prompt: BasePromptTemplate, options: dict[str, Any] | None
+    ) -> tuple[type[BaseModel], BasePromptTemplate, dict[str, Any]]:
         """Return what these methods take: a copy of the prompt, since LlamaIndex leaves the schema's parser
         in it, which then shows the schema for ever, and options that hold the answer to the class."""
-        options = {**(llm_kwargs or {}), STRUCTURED: []}
+        options = {**(options or {}), STRUCTURED: []}
         if self.pydantic_program_mode is PydanticProgramMode.LLM:  # the other modes call a tool
             options["grammar"] = foreign.class_schema(output_cls.model_json_schema())
-        prompt = prompt.model_copy()
-        return {**prompt_args, "output_cls": output_cls, "prompt": prompt, "llm_kwargs": options}
+        return output_cls, prompt.model_copy(), options
 
 
 # LlamaIndex shows a beginning until another one has as many fields, of which those with defaults count in the
 # beginning that is shown first: it would be the last one, too.
 
 
-def _to_the_end(objects: Iterable[Any], held: Mapping[str, Any]) -> Generator[Any]:
+def _to_the_end(objects: Iterable[Any], output_cls: type[BaseModel], answers: list[Answer]) -> Generator[Any]:
     """Yield the beginnings of an object, and last the object of the answer that came."""
     last = None
     for last in objects:
         yield last
-    yield from _whole(held, last)
+    yield from _whole(output_cls, answers, last)
 
 
-async def _ato_the_end(objects: AsyncIterable[Any], held: Mapping[str, Any]) -> AsyncGenerator[Any]:
+async def _ato_the_end(
+    objects: AsyncIterable[Any], output_cls: type[BaseModel], answers: list[Answer]
+) -> AsyncGenerator[Any]:
     last = None
     async for last in objects:
         yield last
-    for whole in _whole(held, last):
+    for whole in _whole(output_cls, answers, last):
         yield whole
 
 
-def _whole(held: Mapping[str, Any], last: Any) -> list[BaseModel]:
+def _whole(output_cls: type[BaseModel], answers: list[Answer], last: Any) -> list[BaseModel]:
     """Return the object of the latest answer, if it is one and is not what came last."""
     with suppress(ValidationError, IndexError):
-        answer: Answer = held["llm_kwargs"][STRUCTURED][-1]
-        calls = answer.tool_calls
-        written = json.dumps(calls[0].arguments) if calls else answer.text
-        whole: BaseModel = held["output_cls"].model_validate_json(written)
+        calls, text = answers[-1].tool_calls, answers[-1].text
+        written = json.dumps(calls[0].arguments) if calls else text
+        whole = output_cls.model_validate_json(written)
         return [] if whole == last else [whole]
     return []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -25,15 +25,6 @@ if TYPE_CHECKING:
     from llama_index.llms.blendrag.base import BlendLLM
 
 T = TypeVar("T")
-
-
-def _in_thread(name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
-    """Return an asynchronous method that calls the one of this name."""
-
-    async def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return await asyncio.to_thread(getattr(self, name), *args, **kwargs)
-
-    return call
 
 
 class BlendChromaVectorStore(ChromaVectorStore):
@@ -133,10 +124,22 @@ class BlendChromaVectorStore(ChromaVectorStore):
         """Delete all nodes."""
         self._remove(self._collection.get(include=[])["ids"])
 
-    async_add = _in_thread("add")
-    adelete = _in_thread("delete")
-    adelete_nodes = _in_thread("delete_nodes")
-    aclear = _in_thread("clear")
+    async def async_add(self, nodes: Sequence[BaseNode], **kwargs: Any) -> list[str]:
+        return await asyncio.to_thread(self.add, nodes, **kwargs)
+
+    async def adelete(self, ref_doc_id: str, **delete_kwargs: Any) -> None:
+        await asyncio.to_thread(self.delete, ref_doc_id, **delete_kwargs)
+
+    async def adelete_nodes(
+        self,
+        node_ids: list[str] | None = None,
+        filters: MetadataFilters | None = None,
+        **delete_kwargs: Any,
+    ) -> None:
+        await asyncio.to_thread(self.delete_nodes, node_ids, filters, **delete_kwargs)
+
+    async def aclear(self) -> None:
+        await asyncio.to_thread(self.clear)
 
     def _remove(self, ids: list[str]) -> None:
         for batch in self._batches(ids):
@@ -150,7 +153,8 @@ class BlendChromaVectorStore(ChromaVectorStore):
         """Query; a running engine begins to load the KV of what is returned."""
         return found(self._llm, super().query(query, **kwargs), self.bare_text)
 
-    aquery = _in_thread("query")
+    async def aquery(self, query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
+        return await asyncio.to_thread(self.query, query, **kwargs)
 
     # -- the collection -----------------------------------------------------------------------------------
 
