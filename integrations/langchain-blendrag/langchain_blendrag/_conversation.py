@@ -2,37 +2,17 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.language_models.chat_models import BaseChatModel
+from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import ensure_config
 
-Method = TypeVar("Method", bound=Callable[..., Any])
-
 # LangGraph's, RunnableWithMessageHistory's, and what else LangSmith groups runs by.
 _NAMES = ("thread_id", "session_id", "conversation_id")
-
-
-def _in_conversation(method: Method) -> Method:
-    """Return a method of a model that is given the conversation of its config as an option."""
-
-    @functools.wraps(method)
-    def call(
-        self: Any, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
-    ) -> Any:
-        return method(self, input, config, **with_conversation(config, kwargs))
-
-    @functools.wraps(method)
-    async def acall(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return await call(self, *args, **kwargs)
-
-    made: Any = acall if inspect.iscoroutinefunction(method) else call
-    return made
 
 
 class InConversation(BaseChatModel):
@@ -42,10 +22,45 @@ class InConversation(BaseChatModel):
     BaseChatModel tells ``_generate`` the metadata of its config only, and ``_stream`` nothing of it.
     """
 
-    invoke = _in_conversation(BaseChatModel.invoke)
-    ainvoke = _in_conversation(BaseChatModel.ainvoke)
-    stream = _in_conversation(BaseChatModel.stream)
-    astream = _in_conversation(BaseChatModel.astream)
+    def invoke(
+        self,
+        input: LanguageModelInput,
+        config: RunnableConfig | None = None,
+        *,
+        stop: list[str] | None = None,
+        **kwargs: Any,
+    ) -> AIMessage:
+        return super().invoke(input, config, stop=stop, **with_conversation(config, kwargs))
+
+    async def ainvoke(
+        self,
+        input: LanguageModelInput,
+        config: RunnableConfig | None = None,
+        *,
+        stop: list[str] | None = None,
+        **kwargs: Any,
+    ) -> AIMessage:
+        return await super().ainvoke(input, config, stop=stop, **with_conversation(config, kwargs))
+
+    def stream(
+        self,
+        input: LanguageModelInput,
+        config: RunnableConfig | None = None,
+        *,
+        stop: list[str] | None = None,
+        **kwargs: Any,
+    ) -> Iterator[AIMessageChunk]:
+        return super().stream(input, config, stop=stop, **with_conversation(config, kwargs))
+
+    def astream(
+        self,
+        input: LanguageModelInput,
+        config: RunnableConfig | None = None,
+        *,
+        stop: list[str] | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[AIMessageChunk]:
+        return super().astream(input, config, stop=stop, **with_conversation(config, kwargs))
 
 
 def with_conversation(config: RunnableConfig | None, kwargs: dict[str, Any]) -> dict[str, Any]:

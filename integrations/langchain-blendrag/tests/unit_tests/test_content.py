@@ -24,11 +24,12 @@ from langchain_core.messages import (
     message_chunk_to_message,
 )
 
+from blendrag.chat.answer import Piece
 from blendrag.chat.request import make_request
 from blendrag.errors import BlendragWarning, ConfigError
 from blendrag.settings import Settings
 from langchain_blendrag import ChatBlend
-from langchain_blendrag._convert import plain_messages
+from langchain_blendrag._convert import chat_chunks, plain_messages
 
 SKY: Any = {"type": "text", "text": "It is blue."}
 # What stands beside the text of an assistant's turn, and what is counted as left out of it.
@@ -288,3 +289,8 @@ def test_message_that_is_nested_too_deeply_is_named() -> None:
         block = {"type": "non_standard", "value": block}
     with pytest.raises(ConfigError, match="nested too deeply"):
         plain_messages([HumanMessage([block])])
+
+
+def test_piece_without_text_and_thinking_is_no_chunk() -> None:
+    assert not [*chat_chunks(Piece(""))]
+    assert [len([*chat_chunks(piece)]) for piece in (Piece("a"), Piece("", reasoning="b"))] == [1, 1]

@@ -10,6 +10,7 @@ import pytest
 from langchain.agents import create_agent
 from langchain_core.caches import InMemoryCache
 from langchain_core.chat_history import InMemoryChatMessageHistory
+from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import HumanMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
@@ -137,3 +138,15 @@ def test_response_cache_answers_all_conversations_alike(llm: ChatBlend, asked: A
     llm.cache = InMemoryCache()
     answers = [llm.invoke(HI, conversation=name).text for name in ("a", "b")]
     assert asked == ["a"] and answers[0] == answers[1]
+
+
+def test_class_behind_the_models_own_is_called_too(llm: ChatBlend, asked: Asked) -> None:
+    class Noting(BaseChatModel):
+        def invoke(self, *args: Any, **kwargs: Any) -> Any:
+            return super().invoke(*args, **{**kwargs, "conversation": "noted"})
+
+    class Noted(ChatBlend, Noting):
+        pass
+
+    Noted(kv_dir=llm.kv_dir).invoke(HI, THREAD)
+    assert asked == ["noted"]
