@@ -72,7 +72,8 @@ class SpeculativeRetriever(BaseRetriever):
                 if later:
                     final += later.result()
                 else:
-                    final += self._reranker.compress_documents(found, query, callbacks)
+                    assert isinstance(slow, BaseDocumentCompressor), "or it is a retriever"
+                    final += slow.compress_documents(found, query, callbacks)
         return final
 
     async def _aget_relevant_documents(
@@ -86,7 +87,11 @@ class SpeculativeRetriever(BaseRetriever):
             asked = self.prompt(found[: self.k], query)
             expected = await self._model.aspeculate(asked, **self._bound)
             with self._settled(found, query, asked, expected) as final:
-                final += await (later or self._reranker.acompress_documents(found, query, callbacks))
+                if later:
+                    final += await later
+                else:
+                    assert isinstance(slow, BaseDocumentCompressor), "or it is a retriever"
+                    final += await slow.acompress_documents(found, query, callbacks)
         finally:
             if later:
                 later.cancel()
@@ -107,11 +112,6 @@ class SpeculativeRetriever(BaseRetriever):
         finally:
             if not same:
                 expected.end()
-
-    @property
-    def _reranker(self) -> BaseDocumentCompressor:
-        assert isinstance(self.slow, BaseDocumentCompressor), "or it is a retriever"
-        return self.slow
 
     @property
     def _model(self) -> ChatBlend:
