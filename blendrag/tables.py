@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,8 @@ from rich.console import Console, ConsoleRenderable, RenderHook
 from rich.table import Table
 
 from blendrag.errors import ConfigError
+
+_MAX_TABLES = 9  # of a command
 
 
 def table_with(first: str, *columns: str, title: str = "") -> Table:
@@ -35,11 +36,10 @@ class Page(RenderHook):
     and ``<!-- /NAME-table -->``, the second ``NAME-table-2``."""
 
     def __init__(self, path: Path, name: str) -> None:
-        """Read the page. name: the command's. Raises ConfigError if it cannot be read, or has no place."""
+        """Read the page. name: the command's. Raises ConfigError if it cannot be read, or has no place for a
+        table."""
         self._path, self._name, self._tables = path, name, list[Table]()
-        mark = rf"{re.escape(name)}-table(?:-(?P<number>[1-9]\d*))?"
-        self._place = re.compile(rf"<!-- (?P<mark>{mark}) -->.*?<!-- /(?P=mark) -->", re.DOTALL)
-        self._read()
+        self._places()
 
     def watch(self, console: Console) -> None:
         """Note every table that is printed on this console."""
@@ -51,22 +51,26 @@ class Page(RenderHook):
 
     def paste(self, note: str) -> None:
         """Write the page, with the note below each table."""
+        text = self._places()
+        for number, table in enumerate(self._tables, start=1):
+            begin, end = self._markers(number)
+            before, found, rest = text.partition(begin)
+            _, closed, after = rest.partition(end)
+            if found and closed:
+                text = f"{before}{begin}\n{markdown(table)}\n\n{note}\n{end}{after}"
+        self._path.write_text(text, encoding="utf-8")
 
-        def pasted(place: re.Match[str]) -> str:
-            number = int(place["number"] or 1)
-            if number > len(self._tables):
-                return place[0]
-            table, mark = markdown(self._tables[number - 1]), place["mark"]
-            return f"<!-- {mark} -->\n{table}\n\n{note}\n<!-- /{mark} -->"
+    def _markers(self, number: int) -> tuple[str, str]:
+        place = f"{self._name}-table" + (f"-{number}" if number > 1 else "")
+        return f"<!-- {place} -->", f"<!-- /{place} -->"
 
-        self._path.write_text(self._place.sub(pasted, self._read()), encoding="utf-8")
-
-    def _read(self) -> str:
+    def _places(self) -> str:
         try:
             text = self._path.read_text(encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"--paste {self._path}: {error.strerror}") from error
-        if not self._place.search(text):
-            begin, end = f"<!-- {self._name}-table -->", f"<!-- /{self._name}-table -->"
+        places = [self._markers(number) for number in range(1, _MAX_TABLES + 1)]
+        if not any(begin in text and end in text for begin, end in places):
+            begin, end = places[0]
             raise ConfigError(f"--paste {self._path}: there is no {begin} with its {end} in it")
         return text

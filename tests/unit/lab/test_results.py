@@ -16,7 +16,8 @@ from blendrag.lab.results import pasted
 from blendrag.tables import Page, table_with
 from paper_machine import MACHINE
 
-PAGE = "# A\n<!-- t-table -->\nold\n<!-- /t-table -->\nbetween\n<!-- t-table-2 --><!-- /t-table-2 -->\nend\n"
+END = "\nend\n<!-- t-table --><!-- /t-table -->\n"
+PAGE = f"# A\n<!-- t-table -->\nold\n<!-- /t-table -->\nbetween\n<!-- t-table-2 --><!-- /t-table-2 -->{END}"
 
 
 def test_table_is_pasted_in_its_place_with_what_it_was_measured_on(tmp_path: Path) -> None:
@@ -37,7 +38,7 @@ def test_table_is_pasted_in_its_place_with_what_it_was_measured_on(tmp_path: Pat
         f"<!-- t-table{end} -->\n| arm | TTFT ms |\n| --- | ---: |\n| arm {n} | 1,234 |\n\n{measured}\n"
         f"<!-- /t-table{end} -->"
         for n, end in enumerate(("", "-2"))
-    ) + "\nend\n"  # fmt: skip
+    ) + END  # fmt: skip
 
 
 def test_page_may_have_a_place_for_the_second_table_alone(tmp_path: Path) -> None:
@@ -53,7 +54,9 @@ def test_page_may_have_a_place_for_the_second_table_alone(tmp_path: Path) -> Non
     assert "second" in path.read_text() and "first" not in path.read_text()
 
 
-@pytest.mark.parametrize("text", [None, "no place", "<!-- t-table -->"])
+@pytest.mark.parametrize(
+    "text", [None, "no place", "<!-- t-table -->", "<!-- t-table-1 --><!-- /t-table-1 -->"]
+)
 def test_page_without_a_place_is_found_out_before_measuring(tmp_path: Path, text: str | None) -> None:
     path = tmp_path / "page.md"
     if text is not None:
