@@ -259,11 +259,17 @@ class Recogniser:
 
 def _shared(one: str, other: str) -> int:
     """Return how many characters the two have in common at the start."""
-    most, probe = min(len(one), len(other)), 32
-    while probe < most and one[:probe] == other[:probe]:  # mostly they part early, and both may be long
-        probe *= 4
-    ends = range(1, min(most, probe) + 1)
-    return bisect_left(ends, True, key=lambda end: one[:end] != other[:end])
+    low, high, probe = 0, min(len(one), len(other)), 32
+    while probe < high and one[low:probe] == other[low:probe]:
+        low, probe = probe, 4 * probe
+    high = min(high, probe)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def gaps(matches: Iterable[Match], length: int) -> list[tuple[int, int]]:
