@@ -153,7 +153,7 @@ class Shapes:
         for known in sorted(names, key=len, reverse=True):  # some end with others
             shown = [prompt.replace(known, _PLACE.format(names[known])) for prompt in shown]
         text = _NEXT.join(_changes(shown))
-        if os.environ.get(UPDATE):
+        if os.environ.get(UPDATE) and shape.like == shape.name:
             file.parent.mkdir(exist_ok=True)
             file.write_bytes(text.encode())
         kept = file.read_bytes().decode() if file.exists() else ""
