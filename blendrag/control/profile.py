@@ -92,7 +92,7 @@ class _Any(BaseModel):
 
 
 def profile_digest(identity: KVIdentity) -> str:
-    """Return the name of what times depend on: not whose KV it is, nor behind what prefilled."""
+    """Return the name of what times depend on: neither whose KV it is nor what it was prefilled behind."""
     return replace(identity, namespace="", prefix=ALONE).digest()
 
 

@@ -1,1 +1,1 @@
-"""The loading of KV from tiers to the engine, by layers, ahead of what hides it (CacheBlend section 5)."""
+"""The loading of KV from tiers to the engine, by layers, hidden by the computation (CacheBlend section 5)."""

@@ -396,7 +396,7 @@ def own_rows(head: Head) -> torch.Tensor:
 
 
 def stay_aside() -> None:
-    """Make the calling thread run on any core, alone, so that it does not disturb the model."""
+    """Make the calling thread run on any core, without threads of its own, aside from the model's."""
     # For this thread, and for those that begin later. In a worker on a CPU, vLLM has put a function that does
     # nothing in the place of torch.set_num_threads.
     torch._C.set_num_threads(1)

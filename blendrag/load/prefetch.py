@@ -1,4 +1,4 @@
-"""The prefetch: KV moves into memory while the prompt is being made, unless that does without it."""
+"""The prefetch: KV moves into memory while the prompt is made; it stops if the prompt does without it."""
 
 from __future__ import annotations
 

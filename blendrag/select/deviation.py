@@ -36,7 +36,7 @@ def deviation(
     Both come back to the host, in one copy, as that waits for whatever the device has to do. ``total``: sums
     what several processes find, each of which has some of the heads.
     """
-    pairs = [pair for part, *pair in zip("kv", fresh, stored, strict=True) if part in metric]
+    pairs = [(new, old) for part, new, old in zip("kv", fresh, stored, strict=True) if part in metric]
     scores = torch.stack([squared_deviation(*pair) for pair in pairs]).sum(0)
     norms = torch.stack([squared_norm(own) for own, _ in pairs])
     both = total(torch.cat([scores, norms])).cpu()

@@ -31,7 +31,7 @@ class Gradual(HKVD):
 
 
 def schedule(layers: tuple[int, ...], ratio: float, num_layers: int) -> dict[int, float]:
-    """Return a share for each check layer, falling from at most 1, whose mean over all is ``ratio``."""
+    """Return falling shares, at most 1, per check layer: ``ratio`` is their mean over layers they rule."""
     ends = (*layers[1:], num_layers)
     spans = [end - start for start, end in zip(layers, ends, strict=True)]
     factors = [2.0, *(1.5 * (2 / 3) ** later for later in range(len(layers) - 1))]

@@ -1,4 +1,4 @@
-"""The selector HKVD: the tokens whose K/V deviate most from full prefill's (CacheBlend section 4.3)."""
+"""The selector HKVD: recompute what deviates most from full prefill (CacheBlend section 4.3)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ class HKVD(RankedSelector):
 
     metric: what is compared: V (the paper's released code), K (LMCache), or both.
     check_layers: where it is compared. With several, the same share is chosen again at each, among the
-    survivors of the
-        last: for shares that shrink with depth, see ``gradual``.
+        survivors of the last: for shares that shrink with depth, see ``gradual``.
     threshold: squared deviation relative to the tokens' mean squared norm, up to which a token is left alone.
         The ratio then is the cap.
     """

@@ -69,7 +69,7 @@ class Selector(ABC):
 
     @abstractmethod
     def check_layers(self, num_layers: int) -> tuple[int, ...]:
-        """Return the ascending layers, below ``num_layers``, to :meth:`select` at. Called first."""
+        """Return the ascending layers below ``num_layers`` at which :meth:`select` is asked. Called first."""
 
     @abstractmethod
     def select(self, layer: int, tokens: CachedTokens) -> torch.Tensor:

@@ -233,7 +233,7 @@ class RequestBlend:
         return self._order.recipe.reused_end(len(self._order.token_ids), self._model.cache.block_size)
 
     def _behind_reused(self, end: int | None = None) -> int:
-        """Return how many tokens before ``end`` are in a chunk, and behind what is used of its stored KV."""
+        """Return how many tokens, before ``end``, are left of the chunk whose stored KV is used in part."""
         spans = ((at, at + n) for key, at, n in self._order.recipe.spans if key not in self._missing)
         return sum(
             max(0, (last if end is None else min(last, end)) - self._reused_end)

@@ -84,7 +84,7 @@ class BlendClaims(SchedulerHook):
 
 
 class MemoryLimit:
-    """A limit on the length of blended prompts, since one has run out of memory after most of the work."""
+    """A limit on the length of blended prompts, for a while after one ran out of memory late in its work."""
 
     def __init__(self) -> None:
         self._tokens, self._until = 0, 0.0

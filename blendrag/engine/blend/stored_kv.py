@@ -44,7 +44,7 @@ class StoredKV:
         return layer in self._brought
 
     def begin(self, first_layer: int) -> None:
-        """Begin loading, before anything else. No layer below ``first_layer`` will be asked for."""
+        """Begin loading; called first. No layer below ``first_layer`` will be asked for."""
         if self._forward.tokens.cached.size and not self._begun:
             self._layers.fetch_kv(first_layer, self._again)
             self._begun = True

@@ -1,4 +1,4 @@
-"""The eviction of a prompt's KV behind its first token (Ada-KV): what the question reads is kept."""
+"""The eviction of a prompt's KV after its first token (Ada-KV): what the question reads is kept."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class WindowQueries:
         self._layers = decoder.num_layers
 
     def note(self, layer: int, positions: Ints, query: torch.Tensor) -> None:
-        """Keep the rows of ``query``, [n, heads, head_size], at ascending positions, of the last pass."""
+        """Keep ``query``'s rows, [n, heads, head_size], at ascending positions. The last pass counts."""
         begin = int(np.searchsorted(positions, self.first))
         if begin == len(positions):
             return

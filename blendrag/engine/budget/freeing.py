@@ -47,7 +47,7 @@ class BlockFreeing(SchedulerHook):
         return Orders()
 
     def received(self, request_id: str, eviction: Eviction, asked: Asked | None) -> Tally:
-        """Give back what the worker has emptied. Of a request that has ended, or lost it, it is free."""
+        """Give back the blocks that the worker emptied, unless the request has ended or was preempted."""
         if self._blocks is not None and eviction.freed:
             self._blocks.give_back(request_id, eviction.first_block, eviction.first, eviction.last)
         if asked is not None and asked.result is not None:

@@ -72,7 +72,7 @@ class PagedCache(KVBlocks):
 
     @property
     def by_kernel(self) -> bool:
-        """Return whether all rows attend by our kernel for GPUs. On a CPU others attend by the backend."""
+        """Return whether all rows attend by our kernel for GPUs. On a CPU some attend through the backend."""
         return self.device.type != "cpu"
 
     @property
@@ -166,7 +166,7 @@ class PagedCache(KVBlocks):
         return Pages(self, attended, tables)
 
     def scratch(self, lengths: Sequence[int]) -> Pages:
-        """Return room apart from the engine's for sequences of these lengths: of one layer at a time."""
+        """Return room apart from the engine's for sequences of these lengths, for any one layer at a time."""
         return Pages(self, self._apart(lengths))
 
     def _apart(self, lengths: Sequence[int]) -> list[_Table]:

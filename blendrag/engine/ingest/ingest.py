@@ -146,7 +146,7 @@ class Ingest(WorkerHook):
         return self._filling[store]
 
     def _drained(self, filling: _Filling) -> Generator[bool, None, int]:
-        """Wait for all writes that were begun. Returns their bytes; raises the first error after them."""
+        """Wait for all writes that were begun. Then returns their bytes, or raises the first one's error."""
         writes = tuple(filling.writes)
         while self._ranks.choose(bool(wait(writes, timeout=POLL_S).not_done)):
             yield True

@@ -102,8 +102,9 @@ class ExactPrefixes(WorkerHook):
             specs = [TierSpec.model_validate(spec).share(1 / ranks.size) for spec in stack]
             state_bytes = cache.states.state_bytes if cache.states else 0
             sizes = NodeBlocks(cache.block_size, cache.block_bytes, state_bytes)
-            own = self._dtype, specs, sizes, ranks.rank, ranks.size
-            begin = partial(NodeStore.open, Path(root), kind, *own)
+            begin = partial(
+                NodeStore.open, Path(root), kind, self._dtype, specs, sizes, ranks.rank, ranks.size
+            )
             self._trees[root] = open_on_all(ranks, begin)
         return root
 

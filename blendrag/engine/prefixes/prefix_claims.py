@@ -50,7 +50,7 @@ class PrefixClaims(SchedulerHook):
         read_path(asked.params, asked.prompt)
 
     def claim(self, asked: Asked, computed: int) -> int:
-        """Return how many tokens behind the ``computed`` ones to load. Raises anything for a broken path."""
+        """Return how many tokens to load behind ``computed`` ones. Raises any exception for a broken path."""
         path = _path(asked) if asked.plain else None
         if path is None:
             return 0
@@ -87,8 +87,10 @@ class PrefixClaims(SchedulerHook):
             end, written = path.held_end, self._loaded(asked, path) - claimed
             nodes, ids = path.nodes[: path.held], asked.ids(end) if claimed else []
             states = self._states.states(asked.id, end) if self._states and claimed else []
-            load = NodeLoad(asked.id, asked.ticket, path.tree, nodes, ids, list(own), written)
-            load.use, load.state, load.state_blocks = not path.grows, path.state, states
+            use, state = not path.grows, path.state
+            load = NodeLoad(
+                asked.id, asked.ticket, path.tree, nodes, ids, list(own), written, use, state, states
+            )
             self._loads.append(load)
 
     def orders(self, step: SchedulerStep) -> Orders:

@@ -52,7 +52,7 @@ class ReorderedClaims(SchedulerHook):
 
     def claim(self, asked: Asked, computed: int) -> int | None:
         own = self._waiting.get(asked.id) if asked.plain else None
-        if own is None:  # or it has begun before, and was preempted
+        if own is None:  # it is not plain, or has begun before and was preempted
             return 0
         if computed > own.cached:
             own.cached = computed
