@@ -175,6 +175,15 @@ def test_hopeless_tier_is_not_loaded_from() -> None:
     assert decision.load == (False,) * 6 and "plain prefill" in decision.why
 
 
+def test_chunks_that_would_all_be_recomputed_are_not_loaded() -> None:
+    """Not even where that is measured to be faster than plain prefill."""
+    blend = [point.model_copy(update={"seconds": 1e-3}) for point in make_profile().blend]
+    estimate = Estimator.of(make_profile(blend=tuple(blend)))
+    assert any(decide(estimate, chunks(6, "ram"), 64, 0.99).load)
+    decision = decide(estimate, chunks(6, "ram"), 64, 1.0)
+    assert decision.load == (False,) * 6 and decision.blend_s == decision.plain_s
+
+
 def test_one_slow_chunk_does_not_keep_the_others_waiting() -> None:
     slow = make_profile().tiers["object"].model_copy(update={"bytes_per_s": 1e6})
     estimate = Estimator.of(make_profile(tiers=make_profile().tiers | {"object": slow}))

@@ -101,6 +101,7 @@ def test_prompt_whose_chunks_are_sooner_prefilled_than_loaded_is_left_to_the_eng
 ) -> None:
     prompt = ChunkedPrompt(LAYERS, (300, 250))
     store = opened(plane, prompt, tmp_path / "index", {"kind": "disk", "throttle": 1_000_000})
+    plane.guard.prefilled(300, 0.001)
     for _ in range(3):
         report = blended(connector, store, prompt)
         assert report.tiers == {"disk": 2}, report
@@ -116,8 +117,8 @@ def test_refused_chunks_are_in_memory_the_next_time(
     prompt = ChunkedPrompt(LAYERS, (300, 250))
     tiers = {"kind": "ram", "bytes": 1 << 24}, {"kind": "disk"}
     store = opened(plane, prompt, tmp_path / "index", *tiers)
+    assert blended(connector, store, prompt).tiers == {"ram": 2}, "how fast we compute is known now"
     plane.stores.get(store).kv.empty_ram()
-    plane.guard.prefilled(300, 0.001)
     for _ in range(3):
         plane.guard.loaded(plane.stores.tiers[1], 300, 3000.0)
     assert blended(connector, store, prompt).cause == "loading"

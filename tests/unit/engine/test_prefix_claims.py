@@ -116,7 +116,7 @@ def test_blocks_that_a_request_had_to_give_up_are_not_stored() -> None:
     claims.allocated(one, [[1]], 0)
     assert [order.key for order in orders(claims, 4).others] == ["root"]
     claims.allocated(one, [[7, 8, 9]], 0)  # preempted, and back from the beginning
-    (again,) = orders(claims, 12, (7, 8, 9), resumed="r").others
+    (again,) = orders(claims, 12, (7, 8, 9), resumed=("r",)).others
     assert (again.key, again.block_ids) == ("a", [7, 8, 9])
 
 

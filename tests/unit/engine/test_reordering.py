@@ -20,6 +20,7 @@ from blendrag.engine.compat.requests import SamplingParams
 from blendrag.engine.hooks import Asked
 from blendrag.engine.prefixes.reordering import ReorderedClaims, _Waiting
 from blendrag.engine.wire.prefixes import PrefixPath
+from blendrag.engine.wire.recipe import Recipe
 from blendrag.settings import Settings
 from tests.helpers.connector_halves import BLOCKS, PROMPT, engine_config
 
@@ -141,6 +142,13 @@ def test_papers_examples_are_ordered_as_in_the_paper() -> None:
     order.come("long", 2, 5)
     order.come("short", 2, 3)
     assert not order.may_begin("long") and order.may_begin("short")
+
+
+def test_blended_prompt_does_not_hold_those_behind_it() -> None:
+    order = Order(32)
+    order.arrived(asked(None, 20, "blended", recipe=Recipe("store", ())))
+    order.come("plain", 0, 20)
+    assert order.may_begin("plain")
 
 
 def test_what_the_engine_has_itself_counts() -> None:
