@@ -47,12 +47,23 @@ def print_there() -> None:
 
 def log_there(logger: logging.Logger, file: Path) -> None:
     """Send what ``logger`` would print in the engine's client to the file."""
-    for handler in logger.handlers:
-        if isinstance(handler, logging.StreamHandler) and not isinstance(handler, logging.FileHandler):
-            handler.addFilter(_name_process)
-            handler.stream = file.open("a", encoding="utf-8")  # its own may be closed, so it is not flushed
+    for handler in list(logger.handlers):
+        to_a_file = isinstance(handler, logging.FileHandler) and not isinstance(handler, _LogFile)
+        if isinstance(handler, logging.StreamHandler) and not to_a_file:
+            logger.removeHandler(handler)
+            there = _LogFile(file, encoding="utf-8", delay=True)
+            there.setFormatter(handler.formatter)
+            logger.addHandler(there)
+            if isinstance(handler, _LogFile):
+                handler.close()
 
 
-def _name_process(record: logging.LogRecord) -> bool:
-    record.__dict__.setdefault("vllm_process_name", record.processName)  # vLLM's formatters ask for it
-    return True
+class _LogFile(logging.FileHandler):
+    """A handler class of our own, which tells a later engine which handlers to replace."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        record.__dict__.setdefault("vllm_process_name", record.processName)  # vLLM's formatters ask for it
+        try:
+            super().emit(record)
+        except OSError:  # the file cannot be opened
+            self.handleError(record)

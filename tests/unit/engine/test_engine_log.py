@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from blendrag.engine.client import engine_log
@@ -42,11 +43,37 @@ def test_client_logs_there_and_a_later_engine_elsewhere(
 ) -> None:
     logger = logging.getLogger("of this test")
     logger.addHandler(logging.StreamHandler())
+    handlers = []  # held, so that none is closed only because nobody has it
     for name in ("one", "other"):
         log_there(logger, tmp_path / name)
         logger.error("of %s", name)
+        handlers += logger.handlers
+    files = {Path(file.path).name for file in psutil.Process().open_files()}
+    assert "other" in files and "one" not in files
     assert capsys.readouterr().err == ""
     assert [(tmp_path / name).read_text() for name in ("one", "other")] == ["of one\n", "of other\n"]
+
+
+def test_handler_that_other_loggers_have_keeps_its_stream(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine, users, handler = logging.Logger("engine"), logging.Logger("users"), logging.StreamHandler()
+    for logger in (engine, users):
+        logger.addHandler(handler)
+    log_there(engine, tmp_path / "one")
+    engine.error("of vLLM")
+    users.error("of the user")
+    assert (capsys.readouterr().err, (tmp_path / "one").read_text()) == ("of the user\n", "of vLLM\n")
+
+
+def test_log_that_cannot_be_opened_fails_neither_the_start_nor_what_logs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logger = logging.Logger("engine")
+    logger.addHandler(logging.StreamHandler())
+    log_there(logger, tmp_path / "nowhere" / "one")
+    logger.error("failed")
+    assert "No such file" in capsys.readouterr().err
 
 
 def test_form_of_vllms_that_names_the_process_is_written(
