@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,22 +54,23 @@ def test_number_that_json_cannot_hold_is_not_written() -> None:
 
 def test_line_cut_anywhere_by_a_kill_is_dropped_and_the_rest_kept(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
+    first, second, third = (replace(SAMPLE, question=f"row {number}") for number in (1, 2, 3))
     with SampleLog.open(path, CONFIG) as file:
-        file.append(SAMPLE)
-        file.append(SAMPLE)
+        file.append(first)
+        file.append(second)
     whole = path.read_bytes()
     ends = [number + 1 for number, byte in enumerate(whole) if byte == ord("\n")]
-    for cut in range(len(whole)):
+    for cut in range(len(whole) + 1):
         path.write_bytes(whole[:cut])
+        kept = [first, second][: max(0, sum(end <= cut for end in ends) - 1)]
         with SampleLog.open(path, CONFIG) as file:
-            assert len(file.samples) == max(0, sum(end <= cut for end in ends) - 1)
-            file.append(SAMPLE)
+            assert file.samples == kept
+            file.append(third)
         with SampleLog.open(path, CONFIG) as file:
-            assert set(map(AnswerSample.to_json, file.samples)) == {SAMPLE.to_json()}
+            assert file.samples == [*kept, third]
 
 
-def test_killed_process_loses_at_most_the_sample_it_was_writing(tmp_path: Path) -> None:
-    """What was appended is in the file, by one write, before the next one begins."""
+def test_sample_is_in_the_file_as_soon_as_it_is_appended(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     with SampleLog.open(path, CONFIG) as file:
         for count in (1, 2):
