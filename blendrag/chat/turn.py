@@ -24,7 +24,7 @@ from blendrag.errors import BlendragError
 from blendrag.prompt import PromptPlan
 from blendrag.serving.evidence import Speculated
 from blendrag.serving.library import Library
-from blendrag.settings import Settings
+from blendrag.settings import AUTO_PARSER, Settings
 
 
 def plan_request(library: Library, request: ChatRequest) -> PromptPlan:
@@ -55,12 +55,13 @@ class Turn(Attempt):
         if self._tools:
             self._skip_special_tokens &= self._tools.skip_special_tokens
         self._reader: Reasoning | None = None
-        if thinking_parser(settings.reasoning_parser, library.tokenizer):
+        if name := thinking_parser(settings.reasoning_parser, library.tokenizer):
             self._reader = Reasoning(
-                settings.reasoning_parser,
+                name,
                 library.tokenizer,
                 self.plan.token_ids,
                 request.chat_template_kwargs,
+                automatic=settings.reasoning_parser == AUTO_PARSER,
                 skip_special_tokens=self._skip_special_tokens,
             )
             self._skip_special_tokens = self._reader.skip_special_tokens

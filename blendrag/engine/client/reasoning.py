@@ -74,28 +74,28 @@ class Reasoning:
 
     def __init__(
         self,
-        wanted: str,
+        name: str,
         tokenizer: Any,
         prompt: Sequence[int],
         chat_template_kwargs: Mapping[str, Any],
         *,
+        automatic: bool,
         skip_special_tokens: bool = True,
     ) -> None:
-        """Read by the parser that :func:`thinking_parser` names. skip_special_tokens: what the request
-        wants."""
+        """Make vLLM's parser of this name. automatic: whether nobody has set it. skip_special_tokens: what
+        the request wants."""
         from blendrag.engine.compat.requests import detokenizer, reasoning_parser
 
         self._prompt: list[int] | None = list(prompt)
         self._opens: int | None = None  # the token with which thinking may begin
-        name = thinking_parser(wanted, tokenizer)
         self._parser, self._request = reasoning_parser(name, tokenizer, chat_template_kwargs)
         self.skip_special_tokens: bool = bool(skip_special_tokens and self._request.skip_special_tokens)
         """True if the engine leaves special tokens out of the text. Some parsers need them."""
         self._decode = detokenizer(tokenizer, self._prompt, self.skip_special_tokens)
         self.comes_first: bool = not self._parser.is_reasoning_end(self._prompt)
         """True if the answer is known to begin with thinking."""
-        if wanted == AUTO_PARSER:
-            ends = tokenizer.added_tokens_encoder[_OPEN], tokenizer.added_tokens_encoder[_CLOSE]
+        if automatic:
+            ends = tokenizer.convert_tokens_to_ids([_OPEN, _CLOSE])
             self.comes_first = next((one for one in reversed(prompt) if one in ends), None) == ends[0]
             if not self.comes_first:
                 self._opens, self._prompt = ends[0], None

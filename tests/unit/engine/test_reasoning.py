@@ -43,6 +43,11 @@ def ids(tokenizer: Any, text: str) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
+def reader_of(wanted: str, tokenizer: Any, prompt: str, variables: dict[str, Any] | None = None) -> Reasoning:
+    name, automatic = thinking_parser(wanted, tokenizer), wanted == "auto"
+    return Reasoning(name, tokenizer, ids(tokenizer, prompt), variables or {}, automatic=automatic)
+
+
 def deltas(
     reader: Reasoning, tokenizer: Any, prompt: str, answer: str, cuts: Iterable[int], late: int
 ) -> Iterator[Delta]:
@@ -68,7 +73,7 @@ def read(
     **variables: Any,
 ) -> tuple[str, str]:
     """Thinking and answer, of pieces of one token unless cut otherwise."""
-    reader = Reasoning(wanted, tokenizer, ids(tokenizer, prompt), variables)
+    reader = reader_of(wanted, tokenizer, prompt, variables)
     cuts = range(len(ids(tokenizer, answer))) if cuts is None else cuts
     pieces = [reader.feed(delta) for delta in deltas(reader, tokenizer, prompt, answer, cuts, late)]
     return "".join(thought for thought, _ in pieces), "".join(said for _, said in pieces)
@@ -130,7 +135,7 @@ def test_answer_of_a_model_that_may_think_and_does_not_is_left_unchanged(
 
 
 def test_text_that_a_stop_has_cut_is_held_back(thinker: Any) -> None:
-    reader = Reasoning("auto", thinker, ids(thinker, OPEN), {})
+    reader = reader_of("auto", thinker, OPEN)
     tokens = ids(thinker, "One two three")
     read = [reader.feed(Delta("", tokens[:2], 0.1)), reader.feed(Delta("One", tokens[2:], 0.1, "stop"))]
     assert read == [("", ""), ("One", "")]
@@ -153,7 +158,7 @@ def test_text_that_a_stop_has_cut_is_held_back(thinker: Any) -> None:
 def test_grammar_waits_for_thinking_only_where_it_comes(
     thinker: Any, wanted: str, prompt: str, variables: dict[str, Any], first: bool
 ) -> None:
-    assert Reasoning(wanted, thinker, ids(thinker, prompt), variables).comes_first == first
+    assert reader_of(wanted, thinker, prompt, variables).comes_first == first
 
 
 def test_engine_is_told_of_the_templates_variables() -> None:
