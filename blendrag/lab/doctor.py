@@ -168,7 +168,7 @@ def _put_back(engine: Engine, settings: Settings, prompt: Prompt) -> tuple[Delta
 
 
 class _Check:
-    store: ScratchStore
+    store: ScratchStore  # open while ``run`` runs
 
     def __init__(self, engine: Engine, settings: Settings) -> None:
         self.engine, self.settings = engine, settings

@@ -106,9 +106,12 @@ def busy(running: Settings, wanted: Settings) -> EngineBusyError:
     """Return the error for an engine that is wanted while one with other settings has the device."""
     one, other = _of_engine(running), _of_engine(wanted)
     differing = [name for name in one if one[name][0] != other[name][0]]
-    mine, theirs = (", ".join(f"{name}={each[name][1]!r}" for name in differing) for each in (one, other))
+
+    def shown(each: dict[str, tuple[Any, Any]]) -> str:
+        return ", ".join(f"{name}={each[name][1]!r}" for name in differing)
+
     return EngineBusyError(
-        f"an engine with {mine} has this device, so none with {theirs} can start:"
+        f"an engine with {shown(one)} has this device, so none with {shown(other)} can start:"
         " close the first, or use its settings"
     )
 

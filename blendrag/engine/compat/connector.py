@@ -23,7 +23,7 @@ from blendrag.engine.compat.platform import is_cpu
 
 Connector = TypeVar("Connector", bound=KVConnectorBase_V1)
 
-# What other packages have of vLLM from here.
+# vLLM's own names that other packages import from here.
 __all__ = [
     "CachedRequestData", "KVConnectorBase_V1", "KVConnectorMetadata", "KVConnectorPromMetrics",
     "KVConnectorRole", "KVConnectorStats", "KVConnectorWorkerMetadata", "SupportsHMA",

@@ -21,7 +21,7 @@ except ModuleNotFoundError:  # before 0.31 the second model runner takes none: w
 
 VLLMClientError = getattr(exceptions, "VLLMClientError", ValueError)  # before 0.27 they are ValueErrors
 
-# What other packages have of vLLM from here.
+# vLLM's own names that other packages import from here.
 __all__ = [
     "BatchUpdate", "LogitsContext", "LogitsProcessor", "RequestOutputKind", "SamplingParams",
     "SlotLogitsProcessor", "StructuredOutputsParams", "process_dict_updates",

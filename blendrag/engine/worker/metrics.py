@@ -208,7 +208,7 @@ class BlendMetrics(KVConnectorPromMetrics):
         labelvalues: Mapping[int, Sequence[object]],
     ) -> None:
         super().__init__(vllm_config, metric_types, labelnames, labelvalues)
-        self._labelvalues, self.first = labelvalues, min(labelvalues)
+        self.first = min(labelvalues)
         _unregister()
         self._metrics = {
             name: _make(name, metric, metric_types, labelnames) for name, metric in METRICS.items()
@@ -234,7 +234,7 @@ class BlendMetrics(KVConnectorPromMetrics):
                         series.observe(one)
 
     def _series(self, engine: int, name: str, label: str) -> Any:
-        return self._metrics[name].labels(*self._labelvalues[engine], label)
+        return self._metrics[name].labels(*self.per_engine_labelvalues[engine], label)
 
 
 def count(tally: Tally) -> None:
