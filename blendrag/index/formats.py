@@ -10,10 +10,11 @@ import contextlib
 import io
 import logging
 import re
+import time
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from html import unescape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from blendrag.errors import BlendragError, needs
 from blendrag.index.text import Content, Unusable, decode
@@ -21,7 +22,9 @@ from blendrag.index.text import Content, Unusable, decode
 if TYPE_CHECKING:
     from pypdf import PageObject, PdfReader
 
-READER_VERSION = 10
+T = TypeVar("T")
+
+READER_VERSION = 11
 """The version of what the readers make of the same bytes: raise it with each change."""
 
 HEAD_BYTES = 8192
@@ -87,17 +90,52 @@ def read_pdf(data: bytes) -> Content:
     document = PdfReader(io.BytesIO(data))
     if document.is_encrypted and not document.decrypt(""):
         raise Unusable("encrypted PDF")
-    texts = [page.extract_text() for page in document.pages]
+    in_time = _within(_SECONDS * (1 + len(data) / (1 << 20)))
+    by_number = {getattr(page.indirect_reference, "idnum", -n): page for n, page in enumerate(document.pages)}
+    pages = list(by_number.values())
+    texts = [page.extract_text() for page in in_time(pages)]
+    if "".join(texts).lstrip().startswith("Please wait...") and document.xfa:
+        raise Unusable("PDF whose form only Adobe's programs show (XFA): print it there as a PDF")
     if not any(map(_HYPHEN.search, texts)):
         texts = [_PARTED.sub("", text) for text in texts]
+    if _OF_TEX.search(" ".join(map(str, (document.metadata or {}).values()))):
+        texts = [_ACCENTED.sub(_with_accent, text) for text in texts]
     texts = _rejoined([text.translate(_LETTERS).strip() for text in texts])
-    fields = "\n".join(_fields(document))
+    fields = "\n".join(_fields(document, in_time(pages)))
     if not fields and not any(texts):
         raise Unusable("PDF without text (a scan has to go through OCR first)")
-    pages = [
-        "\n".join((text, *_beside(page, text))) for page, text in zip(document.pages, texts, strict=True)
+    written = [
+        "\n".join((text, *_beside(page, text, in_time))) for page, text in zip(pages, texts, strict=True)
     ]
-    return Content("\n\n".join(filter(None, map(str.strip, [*pages, fields]))), {"pages": len(pages)})
+    return Content("\n\n".join(filter(None, map(str.strip, [*written, fields]))), {"pages": len(pages)})
+
+
+_SECONDS = 60  # for a file, and for each MiB of it: some hundred pages take as long
+
+
+def _within(seconds: float) -> Callable[[Iterable[T]], Iterator[T]]:
+    """Return what yields items as long as there is time, of which only this thread's work counts."""
+    end = time.thread_time() + seconds
+
+    def in_time(items: Iterable[T]) -> Iterator[T]:
+        for item in items:
+            if time.thread_time() > end:
+                raise Unusable(f"PDF that takes more than {seconds:.0f} s to read, for its size too much")
+            yield item
+
+    return in_time
+
+
+def _with_accent(found: re.Match[str]) -> str:
+    letter = found[2].replace("\u0131", "i") + _COMBINING[_ACCENTS.index(found[1].strip())]
+    return letter if len(letter := unicodedata.normalize("NFC", letter)) == 1 else found[0]
+
+
+_OF_TEX = re.compile("TeX|tex2pdf|dvips")
+# Before its letter, as TeX sets it; three of these signs stand for themselves, too, in code and addresses.
+_ACCENTED = re.compile(r"([´¨¯¸ˇ˘˙˚˝] ?|(?<=[^\W\d_])[`ˆ˜])([^\W\d_])")
+_ACCENTS = "´¨¯¸ˇ˘˙˚˝`ˆ˜"
+_COMBINING = "\u0301\u0308\u0304\u0327\u030c\u0306\u0307\u030a\u030b\u0300\u0302\u0303"
 
 
 def _rejoined(texts: list[str]) -> list[str]:
@@ -118,25 +156,25 @@ _HYPHENATED = re.compile(r"[^\W\d_]+-[^\W\d_]+")
 _AT_AN_END = re.compile(r"(?<![^\W\d_])([^\W\d_]{2,})-\s*\n([^\W\d_]{2,})")  # typesetters leave two letters
 
 
-def _beside(page: PageObject, text: str) -> Iterator[str]:
+def _beside(page: PageObject, text: str, in_time: Callable[[Iterable[Any]], Iterator[Any]]) -> Iterator[str]:
     """Yield what was written on a page, and where its links lead, unless its text has it."""
     known = " ".join(text.split())
     notes: list[Any] = []
     with contextlib.suppress(Exception):  # pypdf fails in its own ways at what it does not know
         notes.extend(page.annotations or ())
     found = dict[str, None]()
-    for note in notes:
+    for note in in_time(notes):
         with contextlib.suppress(Exception):
             about = note.get_object()
             said = None if about.get("/Subtype") in _NO_NOTES else about.get("/Contents")
             found |= dict.fromkeys(str(one).strip() for one in (said, about.get("/A", {}).get("/URI")) if one)
-    yield from (one for one in found if one and " ".join(one.split()) not in known)
+    yield from (one for one in in_time(found) if one and " ".join(one.split()) not in known)
 
 
 _NO_NOTES = ("/Link", "/Popup", "/Widget")  # whose contents say what they are, or what another note says
 
 
-def _fields(document: PdfReader) -> Iterator[str]:
+def _fields(document: PdfReader, pages: Iterable[PageObject]) -> Iterator[str]:
     """Yield what was filled into a form: no page's text has it. Some forms do not list all their fields."""
     from pypdf.generic import Field
 
@@ -147,7 +185,7 @@ def _fields(document: PdfReader) -> Iterator[str]:
                 listed.add(line)
                 yield line
     with contextlib.suppress(Exception):
-        for note in (note.get_object() for page in document.pages for note in page.annotations or ()):
+        for note in (note.get_object() for page in pages for note in page.annotations or ()):
             widget = Field(note) if note.get("/Subtype") == "/Widget" and "/T" in note else {}
             if (line := _filled(widget)) and line not in listed:
                 yield line
@@ -173,10 +211,12 @@ def _filled(field: Any, name: str = "") -> str:
 _PARTED = re.compile("\u00ad\\s*\n")  # a word
 _HYPHEN = re.compile("\u00ad(?!\\s*\n)")  # as some fonts write it, at lines' ends, too
 _LETTERS = {0: None, 0x7F: "\u2022", 0xAD: "-"} | {
-    place: unicodedata.normalize("NFKC", chr(place)) for place in range(0xFB00, 0xFB07)
+    place: unicodedata.normalize("NFKC", chr(place))
+    for place in (*range(0x2E80, 0x2FD6), *range(0xFB00, 0xFE00), *range(0xFE70, 0xFEFD))
 }
-"""Letters by the signs that typesetting has for several, which nobody searches for; nor for zeros, of fonts
-without names for their letters. WinAnsiEncoding shows 0x7F as a bullet."""
+"""Letters by the signs that typesetting has for several, for radicals and for Arabic in its place in a word,
+which nobody searches for; nor for zeros, of fonts without names for their letters. WinAnsiEncoding shows 0x7F
+as a bullet."""
 
 
 def read_html(data: bytes) -> Content:

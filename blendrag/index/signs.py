@@ -10,6 +10,8 @@ from turbohtml import Document, Element, Node, Text
 RAISED = re.compile(r"[\d+\u2012-\u2014\u2212-]|[^\W_adeor]\b|\([^()]*[\d+\u2012-\u2014\u2212-]")
 """The beginning of an exponent or a note's number, not of the letters of "1st", "1er" or "XIXe"."""
 # Of formulas: before the second part, the third.
+_WRAPPERS = ("a", "b", "em", "font", "i", "s", "span", "strong", "u")
+_ALIGNED = re.compile(r"(?<![\w-])vertical-align\s*:\s*(sup|sub)", re.I)
 _PARTS = {"msub": "_", "munder": "_", "msup": "^", "msubsup": "_^", "munderover": "_^", "mfrac": "/"}
 
 
@@ -21,15 +23,18 @@ def write_signs(page: Document) -> None:
             _enclose(reading)
     for sign in page.select("rp"):
         sign.tag = "span"  # the writer leaves the others out
+    for styled in page.select("span[style*='vertical-align' i]"):
+        if aligned := _ALIGNED.search(styled.attr("style") or ""):
+            styled.tag = aligned[1].lower()
     for raised in page.select("sup"):
-        before, texts = raised.previous_sibling, _first_texts(raised)
+        before, texts = _beside(raised, "previous_sibling"), _first_texts(raised)
         apart = before is None or (isinstance(before, Text) and before.data[-1:].isspace())
         said = texts[0].data.lstrip(" \t\n\xa0\u2060") if texts and not apart else ""
         if RAISED.match(said):
             texts[0].data = said
             _mark(raised, "^")
     for lowered in page.select("sub"):
-        both = (lowered.previous_sibling, lowered)
+        both = (_beside(lowered, "previous_sibling"), lowered)
         ahead, said = ("".join(text.data for text in _first_texts(part)) for part in both)
         if said[:1].isdigit() and (ahead[-1:].isdigit() or _digit_behind(lowered)):
             _mark(lowered, "_")
@@ -71,5 +76,14 @@ def _mark(part: Element, sign: str) -> None:
 
 
 def _digit_behind(part: Element) -> bool:
-    behind = part.next_sibling
-    return isinstance(behind, Text) and behind.data[:1].isdigit()
+    behind = _beside(part, "next_sibling")
+    texts = [] if isinstance(behind, Element) and behind.tag not in _WRAPPERS else _first_texts(behind)
+    return "".join(text.data for text in texts)[:1].isdigit()
+
+
+def _beside(part: Element, side: str) -> Node | None:
+    """Return what stands on this side of a part, also outside of elements that only mark it up."""
+    beside: Node | None = getattr(part, side)
+    while beside is None and isinstance(around := part.parent, Element) and around.tag in _WRAPPERS:
+        part, beside = around, getattr(around, side)
+    return beside

@@ -20,6 +20,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from blendrag.index import formats
 from blendrag.index.formats import HEAD_BYTES, READERS, find_reader, read, read_text
 from blendrag.index.text import Content, Unusable
 from office_files import archive, docx, epub, pdf, png, pptx, xlsx
@@ -230,6 +231,52 @@ def rewritten(file: bytes, change: Callable[[Any], object]) -> str:
 def test_word_or_sign_of_a_pdf_is_found_that_was_set_otherwise() -> None:
     assert content(pdf("Of\xaece"), ".pdf").text == "Office"
     assert content(pdf("\\177 close", encoding="WinAnsiEncoding"), ".pdf").text == "\u2022 close"
+
+
+def test_letters_of_a_pdf_in_forms_for_their_place_are_found() -> None:
+    from pypdf.generic import DecodedStreamObject, NameObject
+
+    def name(writer: Any) -> None:
+        names = DecodedStreamObject()
+        names.set_data(b"2 beginbfchar <61> <2f47> <62> <fe8e> endbfchar")
+        (font,) = writer.pages[0]["/Resources"]["/Font"].values()
+        font.get_object()[NameObject("/ToUnicode")] = writer._add_object(names)
+
+    assert rewritten(pdf("ab"), name) == "\u65e5\u0627"
+
+
+def test_accent_of_a_pdf_by_tex_stands_on_its_letter() -> None:
+    made = pdf("M\\250uller caf\\264 e S\\230ao, it\\264s, \\230anna", encoding="WinAnsiEncoding")
+    tex = rewritten(made, lambda writer: writer.add_metadata({"/Producer": "pdfTeX-1.40"}))
+    assert tex == "M\u00fcller caf\u00e9 S\u00e3o, it\u015b, \u02dcanna", "no apostrophe of TeX looks so"
+    assert "it\u00b4s" in content(made, ".pdf").text
+
+
+def test_page_that_a_pdf_has_several_times_is_read_once() -> None:
+    def repeat(writer: Any) -> None:
+        pages = writer.root_object["/Pages"]
+        pages["/Kids"].extend([pages["/Kids"][0]] * 3)
+
+    assert rewritten(pdf("It lifts."), repeat) == "It lifts."
+
+
+def test_pdf_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(formats, "_SECONDS", -1)
+    with pytest.raises(Unusable, match="more than"):
+        content(pdf("It lifts."), ".pdf")
+
+
+def test_form_that_only_the_programs_of_adobe_show_is_refused() -> None:
+    from pypdf.generic import ArrayObject, DecodedStreamObject, DictionaryObject, NameObject, TextStringObject
+
+    def hide(writer: Any) -> None:
+        parts = ArrayObject([TextStringObject("template"), writer._add_object(DecodedStreamObject())])
+        writer.root_object[NameObject("/AcroForm")] = DictionaryObject({NameObject("/XFA"): parts})
+
+    notice = pdf("Please wait... If this message is not replaced")
+    with pytest.raises(Unusable, match="XFA"):
+        rewritten(notice, hide)
+    assert content(notice, ".pdf").text.startswith("Please wait")
 
 
 def test_what_was_filled_into_a_form_is_kept_as_it_is_shown() -> None:

@@ -244,6 +244,9 @@ def test_xhtml_is_read() -> None:
         ("<img src=s alt='a\n b&nbsp;c'> <a href=u title='d\n\te'>f</a>", '![a b c](s) [f](u "d e")'),
         ("<p>11<sub>2</sub> log<sub>2</sub>8 x<sub>1</sub>0 <b>7</b><sub>8", "11_2 log_(2)8 x_(1)0 7_8"),
         ("<p>CO<sub>2</sub> C<sub>6</sub>H<sub>12</sub> x<sub>1</sub><sup>2</sup>", "CO2 C6H12 x1^2"),
+        ("<p>10<strong><sup>-3</sup></strong> <b>11<sub>2</sub></b>4 2<b><i><sup>n</sup></i></b><b>3</b>",
+         "10^-3 11_(2)4 2^(n)3"),
+        ("<p>2<span style='Vertical-align: super'>3</span> 11<span style='vertical-align:sub'>2", "2^3 11_2"),
         ("<p>1<sup>–6</sup> 1<sup> -6</sup> 1<sup>\u2060−6</sup> 1<sup>2</sup>3", "1^–6 1^-6 1^−6 1^(2)3"),
         ("<p>2<sup>(n+1)</sup> 2<sup>(n-1)</sup> A<sup>(R)</sup>", "2^(n+1) 2^(n-1) A(R)"),
         ("<pre>10<sup>2</sup> x<sub>1</sub>", "```\n10^2 x1\n```"),
@@ -300,11 +303,11 @@ REPEATED = (
     "<pre>\u00a0", "<table><td>", "]]>", "<option>", "<meta ", "\n", "<caption>",
     "<mroot><mi>x</mi><mi>y</mi>", "<b class=MathJax>x</b>", "<h1><div><br>",
     "<b class=lineno>1", "<a href=#x>", "<label>x", "<div class=fragment><div class=line>",
-    "<pre><button>", "<table><tfoot>", "<sup>", "<b></b><sup>", "<b><sub>1", "<code><br>", "<code><pre>",
+    "<pre><button>", "<table><tfoot>", "<sup>", "<b></b><sup>", "<b><sup>1", "<b><sub>1", "<code><br>", "<code><pre>",
     "<pre><a href=x://y>z", "<pre><code>x</code>", "<b><img alt=x>", "<div style='white-space:pre'>x<a>",
     "<div style='white-space:pre-wrap'>\n  x", "<tt><br><a>x", "<tt><p>",
     "<p style='white-space:pre'>\nx\n", "<span style='display:block'>", "<table><tr><td><ul>",
-    "<title>x</title>",
+    "<title>x</title>", "<u>1<sup>2</sup>",
 )  # fmt: skip
 
 
