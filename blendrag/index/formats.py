@@ -12,6 +12,7 @@ import logging
 import re
 import time
 import unicodedata
+from binascii import a2b_qp
 from collections.abc import Callable, Iterable, Iterator
 from html import unescape
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -40,10 +41,14 @@ def read_text(data: bytes) -> Content:
 
 def read_markdown(data: bytes) -> Content:
     """Read Markdown as it is, without pictures in letters, as Google Docs writes them."""
-    return Content(_PICTURE.sub("", decode(data)))
+    return Content(_PICTURE.sub(r"\1", decode(data)))
 
 
-_PICTURE = re.compile(r"(?:(?<=\]\()|(?<=\]: <))data:image/[\w.+-]+;base64,[\w+/=]{100,}")
+_PICTURE = re.compile(
+    r"""(\]\(\s?<?|\]:\s*<?|\bsrc(?:set)?=["'])"""
+    r"data:(?:image/|application/octet-stream)[\w.+;=-]*,(?:[\w+/=%.-]|\n(?=[\w+/=]{60})){100,}",
+    re.I,
+)
 
 
 def read_escaped(data: bytes) -> Content:
@@ -75,11 +80,17 @@ def _letter(found: re.Match[str]) -> str:
 
 
 def read_folded(data: bytes) -> Content:
-    """Read calendars and contacts with their lines whole, which are folded anywhere in a word or letter."""
-    return Content(decode(_FOLD.sub(b"", data)))
+    """Read calendars and contacts with their lines whole, which are folded anywhere in a word or letter, and
+    without pictures in letters."""
+    data = _QUOTED.sub(lambda line: line[1] + a2b_qp(line[2]), data)
+    return Content(decode(_ATTACHED.sub(rb"\1", _FOLD.sub(b"", data))))
 
 
+_QUOTED = re.compile(
+    rb"^([^:\r\n]{0,200};ENCODING=QUOTED-PRINTABLE\b[^:\r\n]{0,200}:)((?:=\r?\n|.)*)", re.I | re.M
+)
 _FOLD = re.compile(rb"\r?\n[ \t]")
+_ATTACHED = re.compile(rb"(;ENCODING=B(?:ASE64)?\b[^:\r\n]{0,200}:|;base64\\?,)[\w+/=]{100,}", re.I)
 
 
 def read_pdf(data: bytes) -> Content:
@@ -240,7 +251,7 @@ def _refused(reason: str) -> Reader:
     return refuse
 
 
-_refuse_mail = _refused("mail: save its text alone as .txt, its page as .html")
+_refuse_mail = _refused("mail or web archive: save its text alone as .txt, its page as .html")
 _TEXT = (
     "", ".txt", ".text", ".log", ".rst", ".adoc", ".asciidoc", ".org", ".wiki", ".mediawiki", ".textile",
     ".typ", ".tex", ".bib", ".srt", ".vtt", ".csv", ".tsv", ".tab", ".json", ".jsonl", ".ndjson", ".jsonc",
@@ -272,7 +283,10 @@ _BEGINNINGS: tuple[tuple[bytes, Reader], ...] = (
     (b"PK\x03\x04", read_archive),
     (
         b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1",
-        _refused("encrypted, or of an Office before 2007: save it without a password in a newer format"),
+        _refused(
+            "encrypted, of an Office before 2007, or a mail of Outlook: save it without a password in a newer "
+            "format, a mail as .txt"
+        ),
     ),
     (b"{\\rtf", _refused("RTF: save it as .docx or as text")),
 )

@@ -82,8 +82,9 @@ _DRAWN_BEFORE = (
 # Beside or in front of each line of code, as generators of documentation write them.
 _LINE_NUMBERS = (
     ":is(pre, .fragment, .line-numbers-wrapper)"
-    " :is(.linenos, .lineno, .line-number, .ln, .lnt):not(:has(*)), "
-    "pre:is(.linenos, .lineno), tr:has(pre) > td:is(.linenos, .lntd:has(.lnt)):not(:has(td))"
+    " :is(.linenos, .lineno, .line-number, .ln, .lnt, .lineNum, .py-lineno, .source-line-no, .sourceLineNo,"
+    " a[data-nosnippet]):not(:has(*)), pre:is(.linenos, .lineno), td:has(> pre.lines):has(+ td pre),"
+    "tr:has(pre) > td:is(.linenos, .gutter, .linenumbers, .lntd:has(.lnt)):not(:has(td))"
 )
 # Of styles: a line of its own; all its blanks kept, as code; lines kept.
 _LINE = re.compile(r"(?<![\w-])display\s*:\s*block(?![\w-])", re.I)
@@ -110,13 +111,16 @@ def _take_title(page: Document) -> str:
 
 def _prepare(page: Document) -> None:
     """Drop what is not read, and give the writer only what it writes whole."""
-    for menu in page.select("nav, template, div[role=navigation], ul[role=navigation]"):
+    for menu in page.select("nav, template, div[role=navigation], ul[role=navigation], symbol, defs"):
         place = menu.source_location
         menu.decompose() if place and place.end_tag else menu.unwrap()
-    page.remove("iframe")
+    page.remove("iframe, body > input:has(~ label:empty)")  # the latter open and close menus
     _drop_marks(page)
-    for sample in page.select("xmp, listing, div.fragment:has(> div.line)"):  # the last is Doxygen's
+    samples = page.select("xmp, listing, div.fragment:has(> div.line)")  # the last is Doxygen's
+    for sample in (*samples, *page.find_all("ac:plain-text-body")):  # of Confluence
         sample.tag = "pre"
+    for parameter in page.find_all("ac:parameter"):
+        parameter.tag = "div"
     for line in page.select("pre.fragment > div.line"):
         if isinstance(end := line.next_sibling, Text) and end.data.isspace():
             end.extract()
@@ -212,6 +216,8 @@ def _keep_lines(page: Document) -> None:
     mixed = _all_nearest(page.select(f"a, img, {_NO_CODE}") if boxes else [], *boxes)
     for box in set(boxes).difference(mixed):  # code, as editors copy it
         box.tag = "pre"
+    for gap in page.select("pre div + br"):  # an empty line, as editors copy it
+        gap.replace_with(Text("\n"))
     styled = page.select("[style*='white-space' i]:not(pre)")
     kept = {part for part in styled if _KEEPING.search(part.attr("style") or "")}
     for part in styled:

@@ -60,7 +60,11 @@ def _read_epub(archive: zipfile.ZipFile) -> Content:
     import turbohtml
 
     def parts(name: str, tag: str) -> list[Any]:
-        page = turbohtml.parse_xml(decode(archive.read(name)))
+        source = decode(archive.read(name))
+        try:
+            page = turbohtml.parse_xml(source)
+        except turbohtml.HTMLParseError:  # as of an & that is not escaped, which costs readers nothing
+            page = turbohtml.parse(source)
         return [each for each in page.iter_elements() if each.tag.rpartition(":")[2] == tag]
 
     package = parts(_CONTAINER, "rootfile")[0].attr("full-path")

@@ -49,6 +49,10 @@ def test_picture_in_letters_is_left_out_of_markdown() -> None:
     letters = b"data:image/png;base64," + b"iVBORw0KGgo+/" * 100
     data = b"![][image1] ![crane](%s)\n\n[image1]: <%s>\n" % (letters, letters)
     assert content(data, ".md").text == "![][image1] ![crane]()\n\n[image1]: <>\n"
+    for before, behind in ((b'<img src="', b'" alt="x">'), (b"[a]: ", b"\n\nNext"), (b"![a](<", b">)")):
+        for picture in (letters, b"DATA:image/png;charset=x;base64," + b"A" * 76 + b"\n" + b"A" * 76):
+            kept = content(before + picture + behind, ".md").text
+            assert kept == (before + behind).decode()
     style = b"```css\ncrane { background: url(%s) }\n```" % letters
     assert content(style, ".md").text == style.decode()
 
@@ -79,6 +83,14 @@ def test_letters_that_xml_writes_as_numbers_are_found() -> None:
 def test_word_and_letter_that_a_folded_line_parts_are_whole(suffix: str) -> None:
     data = b"SUMMARY:Quarterly meet\r\n ing in the caf\xc3\r\n\t\xa9\r\nLOCATION:Bergen\r\n"
     assert content(data, suffix).text == "SUMMARY:Quarterly meeting in the caf\u00e9\nLOCATION:Bergen\n"
+
+
+def test_contact_of_old_programs_is_read_without_its_photo() -> None:
+    data = b"N;ENCODING=QUOTED-PRINTABLE:M=C3=BCller\r\n"
+    data += b"NOTE;CHARSET=UTF-8;ENCODING=QUOTED-PRINTABLE:one =\r\n two\r\n"
+    data += b"PHOTO;ENCODING=b;TYPE=JPEG:" + b"\r\n ".join([b"A" * 70] * 50) + b"\r\nEND:VCARD\r\n"
+    said = content(data, ".vcf").text.split("\n")
+    assert [line.partition(":")[2] for line in said] == ["M\u00fcller", "one  two", "", "VCARD", ""]
 
 
 @given(st.text())

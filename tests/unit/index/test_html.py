@@ -246,6 +246,15 @@ def test_xhtml_is_read() -> None:
         ("<p>CO<sub>2</sub> C<sub>6</sub>H<sub>12</sub> x<sub>1</sub><sup>2</sup>", "CO2 C6H12 x1^2"),
         ("<p>10<strong><sup>-3</sup></strong> <b>11<sub>2</sub></b>4 2<b><i><sup>n</sup></i></b><b>3</b>",
          "10^-3 11_(2)4 2^(n)3"),
+        ("<pre><i class=source-line-no>1</i>a\n<i class=lineNum> 2 </i>b\n<a data-nosnippet>3</a>c",
+         "```\na\nb\nc\n```"),
+        ("<table><tr><td class=gutter><pre>1</pre><td><pre>a</table>", "```\na\n```"),
+        ("<table><tr><td><pre class=lines>1\n2</pre><td><pre>a\nb</table>", "```\na\nb\n```"),
+        ("<pre><div>a</div><br><div>b</div>c</pre>", "```\na\n\nb\nc\n```"),
+        ("<body><input type=checkbox><label></label><p><input type=checkbox>a", "[ ] a"),
+        ("<svg><symbol><title>a</title></symbol></svg>b<svg><defs><p>c", "b\n\nc"),
+        ("<ac:parameter>py</ac:parameter><ac:plain-text-body><![CDATA[a\n  <b>]]></ac:plain-text-body>c",
+         "py\n\n```\na\n  <b>\n```\n\nc"),
         ("<p>2<span style='Vertical-align: super'>3</span> 11<span style='vertical-align:sub'>2", "2^3 11_2"),
         ("<p>1<sup>–6</sup> 1<sup> -6</sup> 1<sup>\u2060−6</sup> 1<sup>2</sup>3", "1^–6 1^-6 1^−6 1^(2)3"),
         ("<p>2<sup>(n+1)</sup> 2<sup>(n-1)</sup> A<sup>(R)</sup>", "2^(n+1) 2^(n-1) A(R)"),
@@ -260,6 +269,12 @@ def test_xhtml_is_read() -> None:
 )  # fmt: skip
 def test_structure_is_markdown(page: str, text: str) -> None:
     assert markdown(page).text == text
+
+
+@pytest.mark.parametrize("tag", ["pre", "h2", "code", "sup class='a'", "nav", "title", "m:mi"])
+def test_element_of_xhtml_that_is_closed_at_once_takes_no_text(tag: str) -> None:
+    for head in ("<?xml version='1.0'?><html>", '<html xmlns="http://www.w3.org/1999/xhtml">'):
+        assert markdown(f"{head}<p>1<br/><{tag}/>b</p><p>c").text.split("\n")[-1] == "c"
 
 
 def test_title_stands_first_and_once() -> None:
@@ -303,11 +318,11 @@ REPEATED = (
     "<pre>\u00a0", "<table><td>", "]]>", "<option>", "<meta ", "\n", "<caption>",
     "<mroot><mi>x</mi><mi>y</mi>", "<b class=MathJax>x</b>", "<h1><div><br>",
     "<b class=lineno>1", "<a href=#x>", "<label>x", "<div class=fragment><div class=line>",
-    "<pre><button>", "<table><tfoot>", "<sup>", "<b></b><sup>", "<b><sup>1", "<b><sub>1", "<code><br>", "<code><pre>",
+    "<pre><button>", "<table><tfoot>", "<sup>", "<b></b><sup>", "<b><sub>1", "<code><br>", "<code><pre>",
     "<pre><a href=x://y>z", "<pre><code>x</code>", "<b><img alt=x>", "<div style='white-space:pre'>x<a>",
     "<div style='white-space:pre-wrap'>\n  x", "<tt><br><a>x", "<tt><p>",
     "<p style='white-space:pre'>\nx\n", "<span style='display:block'>", "<table><tr><td><ul>",
-    "<title>x</title>", "<u>1<sup>2</sup>",
+    "<title>x</title>", "<u>1<sup>2</sup>", "<b><sup>1", "<?xml <b a ", "<pre><div></div><br>",
 )  # fmt: skip
 
 

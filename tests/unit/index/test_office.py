@@ -70,6 +70,14 @@ def test_epub_whose_chapters_are_encrypted_is_refused_other_than_one_whose_fonts
         assert read_archive(archive(parts)).text == read_archive(epub()).text
 
 
+def test_epub_whose_package_is_not_quite_xml_is_read() -> None:
+    parts = parts_of(epub())
+    parts["book/b.opf"] = parts["book/b.opf"].replace(b"Cranes", b"Cranes & more")
+    content = read_archive(archive(parts))
+    assert content.text == read_archive(epub()).text
+    assert content.metadata == {"title": "Cranes & more"}
+
+
 @pytest.mark.parametrize("package", ["mammoth", "pptx", "openpyxl"])
 def test_without_the_extra_the_reason_names_it(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     file = {"mammoth": docx, "pptx": pptx, "openpyxl": xlsx}[package]()
