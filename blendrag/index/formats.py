@@ -284,8 +284,8 @@ _BEGINNINGS: tuple[tuple[bytes, Reader], ...] = (
     (
         b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1",
         _refused(
-            "encrypted, of an Office before 2007, or a mail of Outlook: save it without a password in a newer "
-            "format, a mail as .txt"
+            "encrypted, of an Office before 2007, or a mail of Outlook: "
+            "save it without a password in a newer format, a mail as .txt"
         ),
     ),
     (b"{\\rtf", _refused("RTF: save it as .docx or as text")),

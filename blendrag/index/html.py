@@ -114,7 +114,7 @@ def _prepare(page: Document) -> None:
     for menu in page.select("nav, template, div[role=navigation], ul[role=navigation], symbol, defs"):
         place = menu.source_location
         menu.decompose() if place and place.end_tag else menu.unwrap()
-    page.remove("iframe, body > input:has(~ label:empty)")  # the latter open and close menus
+    page.remove("iframe, body > input:has(+ label:empty, + input + label:empty)")  # these open menus
     _drop_marks(page)
     samples = page.select("xmp, listing, div.fragment:has(> div.line)")  # the last is Doxygen's
     for sample in (*samples, *page.find_all("ac:plain-text-body")):  # of Confluence
@@ -216,8 +216,9 @@ def _keep_lines(page: Document) -> None:
     mixed = _all_nearest(page.select(f"a, img, {_NO_CODE}") if boxes else [], *boxes)
     for box in set(boxes).difference(mixed):  # code, as editors copy it
         box.tag = "pre"
-    for gap in page.select("pre div + br"):  # an empty line, as editors copy it
-        gap.replace_with(Text("\n"))
+    for gap, code in _nearest(page.select("div + br"), "pre"):
+        if code is not None:  # an empty line, as editors copy it
+            gap.replace_with(Text("\n"))
     styled = page.select("[style*='white-space' i]:not(pre)")
     kept = {part for part in styled if _KEEPING.search(part.attr("style") or "")}
     for part in styled:

@@ -323,6 +323,7 @@ REPEATED = (
     "<div style='white-space:pre-wrap'>\n  x", "<tt><br><a>x", "<tt><p>",
     "<p style='white-space:pre'>\nx\n", "<span style='display:block'>", "<table><tr><td><ul>",
     "<title>x</title>", "<u>1<sup>2</sup>", "<b><sup>1", "<?xml <b a ", "<pre><div></div><br>",
+    "<div></div><br><div>", "<input type=radio>", "<td><pre class=lines></pre>", "<svg><defs>",
 )  # fmt: skip
 
 
