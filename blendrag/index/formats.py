@@ -131,7 +131,9 @@ def _within(seconds: float) -> Callable[[Iterable[T]], Iterator[T]]:
     def in_time(items: Iterable[T]) -> Iterator[T]:
         for item in items:
             if time.thread_time() > end:
-                raise Unusable(f"PDF that takes more than {seconds:.0f} s to read, for its size too much")
+                raise Unusable(
+                    f"PDF that takes more than {seconds:.0f} s, too many for its size: print it as a new PDF"
+                )
             yield item
 
     return in_time
