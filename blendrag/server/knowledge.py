@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 from asyncio import to_thread
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from dataclasses import asdict
@@ -28,6 +29,7 @@ from blendrag.server.keys import ADMIN
 from blendrag.server.page.routes import html_of, wants_html
 from blendrag.serving.collection import NO_COLLECTION, Collection
 from blendrag.serving.library import Library
+from blendrag.serving.owners import REPEATED
 from blendrag.serving.prefill import PrefillReport
 from blendrag.strip import Strip
 from blendrag.text import encodable
@@ -94,6 +96,9 @@ router = APIRouter(
 )
 
 Name = Annotated[str, Path(pattern=r"^[\w.-]{1,128}$", description="Of a collection.")]
+Kept = Annotated[
+    str, Path(pattern=rf"^([\w.-]{{1,128}}|{re.escape(REPEATED)})$", description="Of any collection.")
+]
 
 
 class Documents(BaseModel):
@@ -146,15 +151,17 @@ async def put(name: Name, body: Documents, request: Request) -> Response:
 
 
 @router.get("/collections/{name}")
-async def get(name: Name, request: Request) -> Response:
+async def get(name: Kept, request: Request) -> Response:
     """Return the ids of a collection's documents. One without any is not found."""
     ids = await _run(request, lambda library: Collection(library, name).ids())
     return await to_thread(JSONResponse, {"ids": sorted(ids)}) if ids else _no_collection(name)
 
 
 @router.delete("/collections/{name}")
-async def delete(name: Name, request: Request, id: Annotated[list[str] | None, Query()] = None) -> Response:
+async def delete(name: Kept, request: Request, id: Annotated[list[str] | None, Query()] = None) -> Response:
     """Forget documents of a collection, by default all."""
+    if await request.body():  # which other stores name documents in
+        raise HTTPException(400, "this route takes no body, or all would be forgotten: name documents by ?id=ID")
     blending = blending_of(request)
 
     def forget() -> int | None:

@@ -6,6 +6,8 @@ import os
 import uuid
 from collections.abc import Iterable
 
+import xxhash
+
 from blendrag.store.catalogue_schema import SEPARATOR
 
 VOLATILE = "volatile:"
@@ -20,6 +22,11 @@ _PID = os.getpid()  # a fork has the name above too
 def owner_of(collection: str, document: str) -> str:
     """Return the owner for a document; for ``""``, what all owners' names begin with."""
     return f"{collection}{SEPARATOR}{document}"
+
+
+def repeat_of(text: str) -> str:
+    """Return the owner for a text that nobody has named."""
+    return owner_of(REPEATED, f"repeat {xxhash.xxh3_64_hexdigest(text.encode())}")
 
 
 def volatile(collection: str) -> str:

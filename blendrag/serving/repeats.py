@@ -10,11 +10,9 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import xxhash
-
 from blendrag.errors import BlendragError
 from blendrag.prompt import PromptPlan, Sightings, encode_document
-from blendrag.serving.owners import REPEATED, owner_of
+from blendrag.serving.owners import REPEATED, owner_of, repeat_of
 from blendrag.serving.texts import Texts
 from blendrag.store.catalogue import Kept
 
@@ -80,9 +78,7 @@ class Repeats:
 
     def _keep(self, found: Iterable[str]) -> None:
         texts, catalogue = self._texts, self._texts.catalogue
-        new = {
-            owner_of(REPEATED, f"repeat {xxhash.xxh3_64_hexdigest(text.encode())}"): [text] for text in found
-        }
+        new = {repeat_of(text): [text] for text in found}
         with texts.changing.mine():
             waiting = [one for one in catalogue.kept(OWNERS) if one.state == "pending"]
             if sum(one.tokens for one in waiting) > _MOST_WAITING:

@@ -13,6 +13,7 @@ from blendrag.errors import EngineClosedError
 from blendrag.files.lock import Turns
 from blendrag.progress import Progress
 from blendrag.prompt import Form, encode_document, shared_prefix
+from blendrag.serving.owners import repeat_of
 from blendrag.serving.prefill import PrefillReport, batches, prefill_pending
 from blendrag.serving.session import EngineSession
 from blendrag.serving.sidecars import Sidecars
@@ -78,8 +79,12 @@ class Texts:
             owner: [text for text in dict.fromkeys(text.strip() for text in texts) if text]
             for owner, texts in documents.items()
         }
+        new, gone = set[str](), set[str]()
         with self.changing.mine():
-            new = {owner for owner, texts in wanted.items() if self.catalogue.texts_of(owner) != set(texts)}
+            for owner, texts in wanted.items():
+                if (had := self.catalogue.texts_of(owner)) != set(texts):
+                    new.add(owner)
+                    gone |= had.difference(texts)
             orphans = self._take(self._without(new))
             so_far: dict[str, _Document] = {}  # by source
             for owner, texts in wanted.items():
@@ -87,19 +92,24 @@ class Texts:
                 document = so_far.setdefault(source, _Document()) if source else _Document()
                 held = [] if owner in new else self.catalogue.chunks_of(owner)
                 orphans += self._take({owner: self._chunks(texts, document, held)})
+            if repeats := self.catalogue.owned(map(repeat_of, gone)):
+                self.release(repeats)
         self.drop(orphans)
         return new
 
     def release(self, owners: Iterable[str]) -> None:
-        """Forget owners, and the KV of the texts that nobody else owns. An unknown owner is no error.
+        """Forget owners, and the KV of the texts that nobody else owns. An unknown owner is no error. That
+        prompts repeat a text does not keep it.
 
         What was prefilled behind these texts is prefilled anew: beside prompts, if the engine runs.
         """
-        owners = list(owners)
+        leaving = set(owners)
         with self.changing.mine():
-            moved = self._without(owners)
+            texts = {text for owner in leaving for text in self.catalogue.texts_of(owner)}
+            leaving |= self.catalogue.owned(map(repeat_of, texts))
+            moved = self._without(leaving)
             orphans = self._take(moved)
-            orphans += [key for owner in owners for key in self.catalogue.release(owner)]
+            orphans += [key for owner in leaving for key in self.catalogue.release(owner)]
         self.drop(orphans)
         self.repair(chunk.key for chunks in moved.values() for chunk in chunks)
 

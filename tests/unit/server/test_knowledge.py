@@ -66,6 +66,28 @@ async def test_misspelt_parameter_removes_nothing(blending: Blending, client: ht
     assert (await client.get(PATH)).json() == {"ids": ["b"]}
 
 
+@pytest.mark.parametrize("body", [b'{"ids": ["a"]}', b"{}", b"a"])
+async def test_body_of_a_delete_removes_nothing(
+    blending: Blending, client: httpx.AsyncClient, body: bytes
+) -> None:
+    keep_cities(blending, "a", "b")
+    for params in ({}, {"id": "a"}):
+        answer = await client.request("DELETE", PATH, params=params, content=body, headers=JSON)
+        assert answer.status_code == 400 and "?id=" in answer.text
+    assert (await client.get(PATH)).json() == {"ids": ["a", "b"]}
+
+
+async def test_texts_that_prompts_repeat_can_be_listed_and_forgotten_but_not_put(
+    blending: Blending, client: httpx.AsyncClient
+) -> None:
+    keep(blending, "(repeated)", one="Of one.")
+    path = PATH.replace("cities", "(repeated)")
+    assert (await client.put(path, json={"documents": {"a": "Of a."}})).status_code == 400
+    assert (await client.get(path)).json() == {"ids": ["one"]}
+    assert (await client.delete(path)).json() == {"removed": 1}
+    assert (await client.get(path)).status_code == 404
+
+
 @pytest.mark.parametrize(
     ("method", "path", "body", "said"),
     [

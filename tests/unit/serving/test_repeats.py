@@ -205,3 +205,18 @@ def test_marked_text_is_known_from_the_second_prompt_on(begin: Callable[..., Lib
     for marked in ([page(1), "short", page(2) * 200], [page(1)]):
         told(library, library.plan("Hm?"), marked=marked)
         assert kept(library) == [page(1)]
+
+
+@pytest.mark.parametrize("instead", [[], [page(2)]], ids=["deleted", "replaced"])
+def test_text_that_a_document_loses_is_not_kept_for_having_come_again(
+    instead: list[str], begin: Callable[..., Library]
+) -> None:
+    library = begin()
+    told(library, library.plan("Hm?"), marked=[page(1), page(3)])
+    handbook = Collection(library, "handbook")
+    library.texts.register(handbook._owned({"leave": [page(1)]}, None)[0])
+    if instead:
+        library.texts.register(handbook._owned({"leave": instead}, None)[0])
+    else:
+        handbook.remove(["leave"])
+    assert sorted(entry.text for entry in library.catalogue.entries()) == sorted([page(3), *instead])
