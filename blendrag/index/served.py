@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from blendrag.chat.request import ChatRequest, Source
-from blendrag.errors import StoreError
+from blendrag.errors import BlendragError, StoreError
 from blendrag.files.lock import IndexLock
 from blendrag.index.answering import Answering, history_and_question
 from blendrag.index.ingest import DocumentPipeline, IngestReport
@@ -67,9 +67,14 @@ class ServedIndex(Answering):
         return DocumentPipeline(self.root, fingerprint, split, self._ledger, self._vectors)
 
     def _keep(self, orphans: list[str], report: IngestReport, bar: Progress) -> None:
-        rows = self._vectors.rows()
+        rows, failed = self._vectors.rows(), list[BlendragError]()
         for chat in self.chats:
-            _tell(chat.collection(f"index-{self._vectors.id}"), rows, report, bar)
+            try:
+                _tell(chat.collection(f"index-{self._vectors.id}"), rows, report, bar)
+            except BlendragError as error:  # the others are told all the same
+                failed.append(error)
+        if failed:
+            raise failed[0]
 
     # -- questions ----------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
@@ -96,8 +97,9 @@ def _understood(limits: Limits, cls: type[BaseModel], body: Any, read: Callable[
         request.blendrag = (request.blendrag or BlendFields()).marking(marked)
     items = getattr(request, door.holds, None)
     for item in items if isinstance(items, list) else ():
-        if isinstance(item, dict) and isinstance(item.get("content"), Iterator):
-            item["content"] = list(item["content"])
+        for name in ("content", "output") if isinstance(item, dict) else ():
+            if isinstance(item.get(name), Iterator):
+                item[name] = list(item[name])
     return request
 
 
@@ -281,33 +283,37 @@ class _Answers:
     async def _followed(self, chunks: AsyncIterable[Any]) -> AsyncIterator[Any]:
         """Yield the stream, with the evidence, if that is wanted: in the event that counts tokens, or of
         completions in a chunk before the line that ends it."""
-        last = ""
+        last, came = "", 0
         told: Told | None = None
-        async for chunk in chunks:
-            if not isinstance(chunk, str):
-                yield chunk
-                continue
-            if chunk.startswith(_DONE):
-                answer = _read(last)
-                counts, rows = told or await self._counted(answer)
-                if self.wanted:
-                    head = {name: answer[name] for name in _HEAD if name in answer}
-                    yield f"data: {json.dumps({**head, 'choices': [], FIELD_NAME: counts | rows})}\n\n"
-                yield chunk
-                continue
-            last = chunk
-            event = _read(chunk) if self.times > 1 or self.door.counting in chunk else {}
-            if answer_in := self.door.answer_in(event):
-                told = counts, rows = await self._counted(answer_in)
-                if self.wanted and self.door.tells:
-                    answer_in[FIELD_NAME] = counts | rows
-            elif self.times == 1 or not event or "error" in event:
-                yield chunk
-                continue
-            several = _repeated(event, self.times)
-            for choice in several.get("choices") or (None,):
-                one = several if choice is None else {**several, "choices": [choice]}
-                yield f"{chunk.partition(_DATA)[0]}{_DATA}{json.dumps(one)}\n\n"
+        try:
+            async for chunk in chunks:
+                if not isinstance(chunk, str):
+                    yield chunk
+                    continue
+                if chunk.startswith(_DONE):
+                    answer = _read(last)
+                    counts, rows = told = told or await self._counted(answer)
+                    if self.wanted:
+                        head = {name: answer[name] for name in _HEAD if name in answer}
+                        yield f"data: {json.dumps({**head, 'choices': [], FIELD_NAME: counts | rows})}\n\n"
+                    yield chunk
+                    continue
+                last, came = chunk, came + 1
+                event = _read(chunk) if self.times > 1 or self.door.counting in chunk else {}
+                if answer_in := self.door.answer_in(event):
+                    told = counts, rows = await self._counted(answer_in)
+                    if self.wanted and self.door.tells:
+                        answer_in[FIELD_NAME] = counts | rows
+                elif self.times == 1 or not event or "error" in event:
+                    yield chunk
+                    continue
+                several = _repeated(event, self.times)
+                for choice in several.get("choices") or (None,):
+                    one = several if choice is None else {**several, "choices": [choice]}
+                    yield f"{chunk.partition(_DATA)[0]}{_DATA}{json.dumps(one)}\n\n"
+        finally:
+            if told is None and came > self.door.ahead:  # broken off by the client, which cancels this, too
+                await asyncio.shield(self._counted({}))
 
 
 def _read(chunk: str) -> dict[str, Any]:

@@ -45,7 +45,8 @@ class Door(ABC):
     holds: the field of a body that holds the prompt. stored: fields that name what vLLM stores for all
     tenants. details: the part of an answer's usage that says how many tokens of the prompt were cached.
     counting: what stands in the event of a stream that counts tokens. tells: whether that event says the
-    evidence, too, since no other one would be understood.
+    evidence, too, since no other one would be understood. ahead: events that come before anything is
+    computed.
     """
 
     operation: ClassVar[str] = "chat"
@@ -55,6 +56,7 @@ class Door(ABC):
     stored: ClassVar[tuple[str, ...]] = ()
     details: ClassVar[str] = "prompt_tokens_details"
     counting: ClassVar[str] = '"usage"'
+    ahead: ClassVar[int] = 0
     tells: ClassVar[bool] = False
 
     def readable(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -97,6 +99,9 @@ class Completions(Door):
     holds = "prompt"
 
     async def asked(self, request: Any, state: Any) -> Asked:
+        match request.prompt:
+            case [str(alone)]:
+                request.prompt = alone
         plain = _of_sampling(request)
         if plain is None and not isinstance(request.prompt, str):
             plain = "prompts of token ids, and several at once, are prefilled plainly"
@@ -172,7 +177,14 @@ class Responses(Door):
     stored = ("request_id", "previous_response_id")
     details = "input_tokens_details"
     counting = "event: response.completed"
+    ahead = 2  # it is created, and in progress
     tells = True
+
+    def readable(self, body: dict[str, Any]) -> dict[str, Any]:
+        from blendrag.engine.compat.routes import INPUT_ITEMS, INPUT_PARTS
+
+        items = (parts.readable_item(one, INPUT_ITEMS, INPUT_PARTS) for one in body["input"])
+        return {**body, "input": [one for one in items if one is not None]}
 
     async def asked(self, request: Any, state: Any) -> Asked:
         from blendrag.engine.compat.routes import ResponsePrompt
@@ -182,7 +194,7 @@ class Responses(Door):
         plain = _of_messages(messages)
         if not prompt.takes_ids:
             plain = "responses of gpt-oss are prefilled plainly: chat completions are blended"
-        elif any(tool.type not in _CALLED for tool in request.tools):
+        elif prompt.tool_server and any(tool.type not in _CALLED for tool in request.tools):
             plain = "prompts whose tools the server runs are prefilled plainly"
         elif request.truncation == "auto":
             plain = "prompts with truncation are prefilled plainly"

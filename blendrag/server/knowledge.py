@@ -161,7 +161,7 @@ async def get(name: Kept, request: Request) -> Response:
 async def delete(name: Kept, request: Request, id: Annotated[list[str] | None, Query()] = None) -> Response:
     """Forget documents of a collection, by default all."""
     if await request.body():  # which other stores name documents in
-        raise HTTPException(400, "this route takes no body, or all would be forgotten: name documents by ?id=ID")
+        raise HTTPException(400, "this route takes no body: name documents by ?id=ID")
     blending = blending_of(request)
 
     def forget() -> int | None:

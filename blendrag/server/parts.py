@@ -15,16 +15,18 @@ MARK = "cache_control"
 """The field by which clients mark what comes again in other prompts."""
 
 _DOCUMENTS = frozenset({"document", "search_result"})  # kinds of parts
-_DEPTH = 3  # of parts within parts
+_DEPTH = 4  # of parts within parts
 # Where parts keep what is to be read: of tools' results, MCP's resources, and code that was run.
 _WITHIN = ("content", "output", "outputs", "results", "resource", "logs", "code_execution_result")
 
 
-def readable(message: Any, known: Collection[str], media: frozenset[str] = frozenset()) -> Any:
+def readable(
+    message: Any, known: Collection[str], media: frozenset[str] = frozenset(), text_kind: str = "text"
+) -> Any:
     """Return a message without parts of other kinds than those that vLLM knows: of these, their text.
     Histories come from other providers too, and one part would end every later turn of a conversation.
 
-    media: keys that make a part of any kind one that is known.
+    media: keys that make a part of any kind one that is known. text_kind: that of parts with text.
     """
     if isinstance(message, dict) and "role" in message:
         message = in_present_form(message)
@@ -34,15 +36,45 @@ def readable(message: Any, known: Collection[str], media: frozenset[str] = froze
     for part in content:
         kind = part.get("type") if isinstance(part, dict) else None
         if not isinstance(kind, str) or kind in known or not media.isdisjoint(part):
-            kept.append(readable(part, known, media))
+            kept.append(readable(part, known, media, text_kind))
         elif text := text_of(part):
             above = (part.get("title"), part.get("context"))
             told = "\n".join(one for one in (*above, text) if isinstance(one, str) and one)
-            kept.append({"type": "text", "text": told})
+            kept.append({"type": text_kind, "text": told})
     if left_out := len(content) - len(kept):
         role = message.get("role")
         count({"blendrag_parts_left_out": {role if role in ROLES else "other": left_out}})
     return {**message, "content": kept}
+
+
+def readable_item(item: Any, items: Collection[str], known: Collection[str]) -> Any | None:
+    """Return an item of a Responses ``input`` with what vLLM makes something of; None if that is nothing.
+
+    items: kinds of items, beside messages, that it knows. known: kinds of parts, but for the model's own,
+    whose messages are one text each.
+    """
+    kind, role = (item.get("type"), item.get("role")) if isinstance(item, dict) else (None, None)
+    if isinstance(role, str) and kind in (None, "message"):
+        item = {**item, "type": "message"}  # or vLLM reads it as anything
+        if role != "assistant":
+            return readable(item, known, text_kind="input_text")
+        item = readable(item, ())
+        return _said(item, item["content"]) if isinstance(item.get("content"), list) else item
+    if not isinstance(kind, str) or kind == "item_reference":  # a client's mistake, since nothing is there
+        return item
+    if kind not in items:
+        item = readable({"role": "assistant", "content": [item]}, ())
+        return _said({"role": "assistant", "type": "message"}, item["content"])
+    if isinstance(output := item.get("output"), list):
+        result = readable({"role": "tool", "content": output}, known, text_kind="input_text")
+        return {**item, "output": result["content"]}
+    return {name: value for name, value in item.items() if name != "encrypted_content"}  # for its provider
+
+
+def _said(message: dict[str, Any], parts: list[Any]) -> dict[str, Any] | None:
+    """Return a message of the model's own with one part, since vLLM reads the first; None without text."""
+    text = text_of(parts)
+    return {**message, "content": [{"type": "output_text", "text": text}]} if text else None
 
 
 def text_of(part: Any, depth: int = _DEPTH) -> str:
@@ -56,8 +88,9 @@ def text_of(part: Any, depth: int = _DEPTH) -> str:
         return "\n".join(filter(None, (text_of(one, depth - 1) for one in part)))
     if not isinstance(part, dict):
         return ""
-    if isinstance(text := part.get("text"), str):
-        return text
+    for name in ("text", "refusal"):
+        if isinstance(text := part.get(name), str):
+            return text
     if (text := text_of_url(part.get("file_data"))) is not None:
         return text
     file, document, source = part.get("file"), part.get("document"), part.get("source")

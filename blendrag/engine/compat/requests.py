@@ -145,7 +145,7 @@ def has_other_than_text(messages: Any) -> bool:
 
 
 def content_parts() -> tuple[frozenset[str], frozenset[str]]:
-    """Return the kinds of parts in a message that vLLM's server knows, and the keys by which it takes a part
+    """Return the kinds of parts in a message that vLLM's server takes, and the keys by which it takes a part
     of any kind for an image and the like."""
     try:  # from 0.33
         from vllm.renderers.chat_utils.chat_message import MM_PARSER_MAP, TEXT_PART_TYPES
@@ -153,7 +153,8 @@ def content_parts() -> tuple[frozenset[str], frozenset[str]]:
         from vllm.renderers.chat_utils import MM_PARSER_MAP, TEXT_PART_TYPES
 
     known = frozenset(MM_PARSER_MAP)
-    return known, known - {"tool_reference", *TEXT_PART_TYPES}
+    # Texts of responses it would read, but its class of requests refuses them.
+    return known - {"input_text", "output_text"}, known - {"tool_reference", *TEXT_PART_TYPES}
 
 
 def output_ids_not_read(runner: Any) -> None:

@@ -21,6 +21,7 @@ class ResponsePrompt:
 
     def __init__(self, handler: Any, request: Any) -> None:
         self._renderer, self._request = handler.online_renderer, request
+        self.tool_server = handler.tool_server
         self._before: list[Any] | None = None
         self._outputs: list[Any] | None = None
         if (id := request.previous_response_id) is not None:
@@ -64,3 +65,13 @@ def message_parts() -> frozenset[str]:
     from vllm.entrypoints.anthropic.protocol import AnthropicContentBlock
 
     return frozenset(get_args(AnthropicContentBlock.model_fields["type"].annotation))
+
+
+INPUT_ITEMS = frozenset(
+    {"custom_tool_call", "custom_tool_call_output", "function_call", "function_call_output", "reasoning"}
+)
+"""The kinds of items, beside messages, that vLLM's server makes prompts of in ``/v1/responses``: its class of
+requests has many more."""
+
+INPUT_PARTS = frozenset({"input_image", "input_text"})
+"""The kinds of parts in what users and tools say there; of files it makes nothing."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -65,6 +66,19 @@ def test_prompt_whose_token_ids_vllm_ignores_is_not_planned(part: dict[str, Any]
     assert plain_of(request) == "prompts with other than text are prefilled plainly"
     text = read(CHAT, messages=[{"role": "user", "content": [{"type": "text", "text": "x"}]}])
     assert plain_of(text) is None
+
+
+def test_prompt_that_is_a_list_of_one_text_is_that_text() -> None:
+    async def render(copy: Any, **_: Any) -> Any:
+        assert copy.prompt == "Hello."
+        return [{"prompt_token_ids": [1, 2]}]
+
+    renderer = SimpleNamespace(render_completion=render)
+    request = read(COMPLETION, prompt=["Hello."])
+    found = asyncio.run(door_of(COMPLETION).asked(request, SimpleNamespace(online_renderer=renderer)))
+    assert (found.sent, found.plain, asyncio.run(found.render())) == ("Hello.", None, [1, 2])
+    for prompt in (["Hello.", "Hi."], [1, 2], [[1, 2]]):
+        assert "prefilled plainly" in str(plain_of(read(COMPLETION, prompt=prompt)))
 
 
 @pytest.mark.parametrize("kind", [CHAT, COMPLETION])
@@ -133,7 +147,8 @@ def test_answers_given_several_times_have_places_of_their_own_and_are_counted() 
         ({"type": "document", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}}, []),
         ({"type": "non_standard", "value": {"text": "x"}}, []),
         ({"type": "executable_code", "code": "x"}, []),
-        ({"type": "input_text", "text": "Hm."}, [{"type": "input_text", "text": "Hm."}]),
+        ({"type": "input_text", "text": "Hm."}, [{"type": "text", "text": "Hm."}]),
+        ({"type": "output_text", "text": "Hm."}, [{"type": "text", "text": "Hm."}]),
     ],
 )  # fmt: skip
 def test_part_of_another_providers_leaves_the_conversation_going(

@@ -16,6 +16,7 @@ from vllm.entrypoints.anthropic.api_router import create_messages
 from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
 from vllm.entrypoints.openai.chat_completion.api_router import create_chat_completion
 from vllm.entrypoints.openai.responses.api_router import create_responses
+from vllm.exceptions import VLLMValidationError
 
 from blendrag.server import Limits
 from blendrag.server.blending import Blended, BlendFields
@@ -40,7 +41,8 @@ def state(**stored: Any) -> Any:
     messages = SimpleNamespace(to_chat_completion_request=convert, _merge_inline_system=False)
     before = {id: [{"role": "user", "content": "Before."}] for id in stored}
     renderer = SimpleNamespace(use_harmony=False)
-    responses = SimpleNamespace(online_renderer=renderer, response_store=stored, msg_store=before)
+    stores = {"response_store": stored, "msg_store": before}
+    responses = SimpleNamespace(online_renderer=renderer, tool_server=None, **stores)
     return SimpleNamespace(anthropic_serving_messages=messages, openai_serving_responses=responses)
 
 
@@ -125,8 +127,70 @@ def test_response_goes_on_from_the_one_that_is_named() -> None:
     ],
 )
 def test_response_that_cannot_be_planned_says_why(more: dict[str, Any], reason: str | None) -> None:
-    plain = asked(read(RESPONSE, "Hm?", **more)).plain
+    app = state()
+    app.openai_serving_responses.tool_server = object()
+    plain = asked(read(RESPONSE, "Hm?", **more), app).plain
     assert plain is None if reason is None else reason in str(plain)
+
+
+def test_tool_that_no_server_runs_leaves_a_response_to_be_planned() -> None:
+    assert asked(read(RESPONSE, "Hm?", tools=[{"type": "web_search"}])).plain is None
+
+
+FILE = {"type": "input_file", "file_data": "data:text/plain;base64,aGVsbG8="}
+CALL = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+
+
+def said(*parts: Any, **more: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": [*parts], **more}
+
+
+@pytest.mark.parametrize(
+    ("items", "told"),
+    [
+        ([{"role": "user", "content": [FILE]}], ["user: hello"]),
+        ([{"role": "user", "content": [{"type": "text", "text": "a"}]}], ["user: a"]),
+        ([{"role": "user", "content": [DOCUMENTS[2]]}], ["user: t\nA fjord."]),
+        ([CALL, {"type": "function_call_output", "call_id": "c", "output": [FILE]}], ["tool: hello"]),
+        ([CALL, {"type": "custom_tool_call_output", "call_id": "c", "output": [FILE]}], ["tool: hello"]),
+        ([said({"type": "refusal", "refusal": "No."}, type="message")], ["assistant: No."]),
+        ([said(type="message"), said()], []),
+        ([said({"type": "output_text", "text": "a"}, {"type": "output_text", "text": "b"})],
+         ["assistant: a\nb"]),
+        ([said({"type": "input_text", "text": "a"}, id="m", status="completed")], ["assistant: a"]),
+        ([{"role": "assistant", "content": "a"}], ["assistant: a"]),
+        ([{"type": "reasoning", "encrypted_content": "x", "summary": []}, said({"type": "x", "text": "a"})],
+         ["assistant: a"]),
+        ([{"type": "web_search_call", "id": "w", "action": {"type": "search", "query": "x"}}], []),
+        ([{"type": "compaction", "encrypted_content": "x"}, {"type": "additional_tools", "tools": []}], []),
+        ([{"type": "mcp_call", "id": "m", "name": "n", "server_label": "s", "output": "a"}],
+         ["assistant: a"]),
+        ([{"type": "file_search_call", "results": [{"text": "a"}, {"text": "b"}]}], ["assistant: a\nb"]),
+        ([{"type": "apply_patch_call", "call_id": "c", "operation": {"path": "x"}},
+          {"type": "apply_patch_call_output", "call_id": "c", "output": "a"}], ["assistant: a"]),
+        ([{"type": "shell_call_output", "call_id": "c", "output": [{"stdout": "a", "stderr": ""}]}],
+         ["assistant: a"]),
+        ([{"type": "unheard-of", "text": "a"}], ["assistant: a"]),
+    ],
+)  # fmt: skip
+def test_history_of_responses_keeps_its_texts_whatever_is_between(items: list[Any], told: list[str]) -> None:
+    first, last = ({"role": "user", "content": text} for text in ("Before.", "Behind."))
+    found = asked(RESPONSE.model_validate({"model": "m", "input": [first, *items, last]}))
+    assert found.plain is None
+    texts = [
+        content if isinstance(content := message.get("content"), str) else content[0]["text"]
+        for message in found.sent
+        if message.get("content")
+    ]
+    roles = [message["role"] for message in found.sent if message.get("content")]
+    both = [f"{role}: {text}" for role, text in zip(roles, texts, strict=True)]
+    assert both == ["user: Before.", *told, "user: Behind."]
+
+
+def test_item_that_only_names_another_is_the_clients_mistake() -> None:
+    request = RESPONSE.model_validate({"model": "m", "input": [{"type": "item_reference", "id": "m"}]})
+    with pytest.raises(VLLMValidationError, match="item_reference"):
+        asked(request)
 
 
 def test_response_of_a_model_whose_prompts_vllm_writes_itself_is_plain() -> None:
@@ -248,6 +312,37 @@ def test_stream_whose_client_does_not_count_is_told_of_at_its_end(kind: type[Bas
     first, _, done = stream_of(kind)
     came, times = streamed(kind, [first, done], wanted=True)
     assert (len(came), times) == (3, 1) and '"blendrag"' in came[1] and came[2] == done
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+@KINDS
+def test_stream_that_its_client_breaks_off_is_counted_once_it_was_begun(
+    kind: type[BaseModel], cancelled: bool
+) -> None:
+    async def broken_off(after: int) -> int:
+        made, evidence = answers(kind, True, COUNTS)
+
+        async def chunks() -> Any:
+            for number in range(after):
+                yield event("some", number=number)
+            await asyncio.sleep(60)
+
+        response = await made.told(StreamingResponse(chunks()), Blended(plain="planned"))
+        stream: Any = response.body_iterator  # type: ignore[attr-defined]
+        for _ in range(after):
+            await anext(stream)
+        if cancelled:
+            waiting = asyncio.create_task(anext(stream))
+            await asyncio.sleep(0)
+            waiting.cancel()
+            await asyncio.wait([waiting])
+            assert waiting.cancelled()
+        else:
+            await stream.aclose()
+        return evidence.call_count
+
+    ahead = door_of(kind).ahead
+    assert [asyncio.run(broken_off(after)) for after in (ahead, ahead + 1)] == [0, 1]
 
 
 @pytest.mark.parametrize("part", [3, None, "x", {}, {"type": "input_text"}, {"type": 3}, [[]], {"text": 3}])
