@@ -16,10 +16,11 @@ from typer.testing import CliRunner
 
 from blendrag import Document, RemoteChat
 from blendrag.cli.app import app
-from blendrag.errors import ConfigError, PromptTooLongError, StoreError, StoreFullError
+from blendrag.errors import ConfigError, PromptTooLongError, ServerNotFoundError, StoreError, StoreFullError
 from blendrag.index.served import ServedIndex
 from blendrag.remote import collection
 from keeping_server import Keeping
+from places import free_port
 from scripted_server import EVIDENCE, scripted
 
 SKY, SEA = "The sky is blue because of scattering.", "The sea is salty because of rivers."
@@ -89,6 +90,15 @@ def test_failed_ingest_is_taken_up(servers: list[Keeping], tmp_path: Path) -> No
         second.full = False
         index.ingest([Document(SKY, "sky")])
     assert second.texts == first.texts == [SKY]
+
+
+def test_server_that_is_down_keeps_no_other_from_being_told(servers: list[Keeping], tmp_path: Path) -> None:
+    first, last = servers
+    down = f"http://localhost:{free_port()}"
+    chats = [RemoteChat(url) for url in (first.url, down, last.url)]
+    with ServedIndex(tmp_path, chats) as index, pytest.raises(ServerNotFoundError, match=down):
+        index.ingest([Document(SKY, "sky")])
+    assert first.texts == last.texts == [SKY]
 
 
 def test_requests_do_not_grow_with_the_index(
