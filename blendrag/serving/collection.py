@@ -137,7 +137,7 @@ class Collection(KeptDocuments):
                 new = self.library.texts.register(owned, parts)
                 if gone:  # last, so that a text which another document has now keeps its KV
                     self.library.texts.release(gone)
-            self.library.texts.prefill(report, bar)
+            self.library.texts.prefill(report, bar, self._owner(""))
         report.added, report.changed = len(new - known), len(new & known)
         report.unchanged, report.removed = len(owned) - len(new), len(gone)
         return report

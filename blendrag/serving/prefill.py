@@ -26,7 +26,7 @@ class PrefillReport:
     """A report of what was prefilled and stored.
 
     prefill_s: seconds the engine computed. nbytes: KV written. too_long: texts left out because they do not
-    fit the model's window. not_blended: why this model's KV is not kept at all.
+    fit the model's window, of those of the collection. not_blended: why this model's KV is not kept at all.
     """
 
     chunks: int = 0

@@ -180,8 +180,11 @@ class Texts:
                 store.delete(keys)
             self._sidecars.forget(keys)
 
-    def prefill(self, report: PrefillReport, progress: Progress) -> None:
-        """Compute and store the KV of all texts that have none. Raises StoreFullError, EngineError."""
+    def prefill(self, report: PrefillReport, progress: Progress, whose: str = "") -> None:
+        """Compute and store the KV of all texts that have none. Raises StoreFullError, EngineError.
+
+        whose: what the names of owners begin with; of texts that are too long, theirs are counted.
+        """
         with self._prefilling.mine():  # a second caller waits, and finds nothing left to do
             self._check_ingest()
             self.session.settle()  # nor is done again what is repaired beside prompts
@@ -199,7 +202,8 @@ class Texts:
                 settings = self.session.settings
                 before = list(shared_prefix(self._tokenizer, settings.system_prompt, settings.separator))
             fitting = [one for one in pending if len(before) + len(one.context) + len(one.token_ids) < window]
-            report.too_long += len(pending) - len(fitting)
+            for key in {one.key for one in pending} - {one.key for one in fitting}:
+                report.too_long += any(owner.startswith(whose) for owner in self.catalogue.owners_of([key]))
             if prefixes is not None:
                 room = max(spec.bytes or 0 for spec in self.session.settings.tree)
                 prefixes.grow_first(fitting, before, room, report, progress, self._check_ingest)

@@ -18,6 +18,8 @@ from blendrag.errors import EngineClosedError, EngineError
 from blendrag.serving.collection import Collection
 from blendrag.serving.library import Library
 from blendrag.serving.prefill import PrefillReport, grouped, prefill_pending
+from blendrag.serving.session import EngineSession
+from blendrag.serving.sidecars import Sidecars
 from blendrag.settings import Settings
 from noted import Noted
 
@@ -61,6 +63,25 @@ def test_groups_are_as_large_as_they_may_be(sizes: list[int], most: int) -> None
     assert [size for group in groups for size in group] == sizes
     assert all(len(group) == 1 or (len(group) > 0 and sum(group) <= most) for group in groups)
     assert all(sum(one) + other[0] > most for one, other in pairwise(groups))
+
+
+def test_report_counts_texts_that_are_too_long_of_its_own_collection(
+    tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = SimpleNamespace(max_model_len=20, facts=SimpleNamespace(reason=None))
+    monkeypatch.setattr(Sidecars, "start", lambda *_: engine)
+    monkeypatch.setattr(
+        EngineSession, "open", lambda *_: Mock(ingest=Mock(return_value=DONE), flush=lambda: 0)
+    )
+    library = Library(tmp_path / "kv", Settings.load(max_model_len=512))
+    long = "It has many streets, and a river. " * 9
+    try:
+        cities, lakes = Collection(library, "cities"), Collection(library, "lakes")
+        assert cities.add({"a": f"Of a. {long}", "b": f"Of b. {long}", "c": "Of c."}).too_long == 2
+        assert lakes.add({"a": f"Of a lake. {long}"}).too_long == 1
+        assert lakes.add({"b": "Of b."}).too_long == 1, "earlier ones again"
+    finally:
+        library.close()
 
 
 # -- two who sync a collection at once, as two API servers do -------------------------------------------
