@@ -109,7 +109,7 @@ class Gate:
         scheme, _, secret = headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer":
             secret = headers.get("x-api-key", "")  # of Anthropic's clients
-        key = self._keys.find(secret.encode("latin-1"))
+        key = self._keys.find(secret.strip().encode("latin-1"))
         if key is None:
             return _refusal(401, "this server needs a key: Authorization: Bearer KEY")
         for method, pattern, right in _PATHS:
@@ -117,7 +117,7 @@ class Gate:
                 if right is None or right in key.rights:
                     return key
                 return _refusal(403, f"this key has not the right {right!r}")
-        return _refusal(404, "there is no such route for holders of keys")
+        return _refusal(404, "Not Found")  # as without keys
 
     def _limited(self, scope: Scope, headers: Headers, receive: Receive) -> Receive:
         """Return a receiver that gives a body as a whole, once it is known that it can be read quickly."""
