@@ -8,6 +8,7 @@ import warnings
 from base64 import b64decode
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
+from urllib.parse import unquote_to_bytes
 
 from blendrag.chat.request import AUTO, NONE, REQUIRED, RequestOptions
 from blendrag.engine.client.generation import Grammar
@@ -187,8 +188,9 @@ def text_of_url(url: Any) -> str | None:
     """Return the text that a data URL holds, if it holds one."""
     head, _, data = url.partition(",") if isinstance(url, str) else ("", "", "")
     with contextlib.suppress(ValueError):
-        if head.startswith("data:") and head.endswith(";base64") and is_text(head[5:]):
-            return b64decode(data, validate=True).decode()
+        if head.startswith("data:") and is_text(head[5:]):
+            coded = b64decode(data, validate=True) if head.endswith(";base64") else unquote_to_bytes(data)
+            return coded.decode()
     return None
 
 

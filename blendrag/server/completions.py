@@ -157,7 +157,7 @@ def blended(stock: Endpoint, body: type[BaseModel]) -> Endpoint:
 
 def explained(*bodies: type[BaseModel]) -> Endpoint:
     """Return the route that says what would become of a request. It takes the body of any of these, which it
-    tells by what holds the prompt: the first of those with messages."""
+    tells by what holds the prompt, and by what no other has: else the first of those with messages."""
 
     async def explain(request: Any, raw_request: Request) -> Response:
         """Say what would become of a request, which is not asked. `rows`: one per part of the prompt, then
@@ -175,15 +175,14 @@ def explained(*bodies: type[BaseModel]) -> Endpoint:
             return await html_of(Strip(facts).html)
         return JSONResponse(found)
 
-    kinds = dict[str, type[BaseModel]]()
-    for body in bodies:
-        kinds.setdefault(door_of(body).holds, body)
+    kinds = {door_of(body): body for body in bodies}
 
     def kind(body: Any) -> str:
-        found = (name for name in kinds if isinstance(body, dict) and name in body)
-        return next(found, Completions.holds)
+        given = body.keys() if isinstance(body, dict) else ()
+        found = [door.path for door in kinds if door.holds in given]
+        return next((door.path for door in kinds if door.own in given), [*found, Completions.path][0])
 
-    tagged: list[Any] = [Annotated[body, Tag(name)] for name, body in kinds.items()]
+    tagged: list[Any] = [Annotated[body, Tag(door.path)] for door, body in kinds.items()]
     return _taking(Annotated[reduce(or_, tagged), Discriminator(kind)], explain)
 
 

@@ -42,17 +42,18 @@ class Door(ABC):
     """A route that answers prompts.
 
     operation: its name by OpenTelemetry's conventions. takes: the name of vLLM's class of its requests.
-    holds: the field of a body that holds the prompt. stored: fields that name what vLLM stores for all
-    tenants. details: the part of an answer's usage that says how many tokens of the prompt were cached.
-    counting: what stands in the event of a stream that counts tokens. tells: whether that event says the
-    evidence, too, since no other one would be understood. ahead: events that come before anything is
-    computed.
+    holds: the field of a body that holds the prompt. own: one that no other door's bodies have. stored:
+    fields that name what vLLM stores for all tenants. details: the part of an answer's usage that says how
+    many tokens of the prompt were cached. counting: what stands in the event of a stream that counts tokens.
+    tells: whether that event says the evidence, too, since no other one would be understood. ahead: events
+    that come before anything is computed.
     """
 
     operation: ClassVar[str] = "chat"
     path: ClassVar[str]
     takes: ClassVar[str]
     holds: ClassVar[str] = "messages"
+    own: ClassVar[str | None] = None
     stored: ClassVar[tuple[str, ...]] = ()
     details: ClassVar[str] = "prompt_tokens_details"
     counting: ClassVar[str] = '"usage"'
@@ -143,6 +144,7 @@ class AnthropicMessages(ChatCompletions):
 
     path = "/v1/messages"
     takes = "AnthropicMessagesRequest"
+    own = "system"
     counting = "event: message_delta"
     tells = True
 

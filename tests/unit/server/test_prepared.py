@@ -14,6 +14,8 @@ from unittest.mock import AsyncMock, Mock
 import pytest
 from fastapi.testclient import TestClient
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram
+from vllm.entrypoints.anthropic.api_router import create_messages
+from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
 
 from blendrag.engine.wire.prefixes import PrefixPath, read_path
 from blendrag.engine.wire.recipe import is_sealed
@@ -22,7 +24,7 @@ from blendrag.engine.worker.metrics import BlendMetrics
 from blendrag.errors import ConfigError, EngineError
 from blendrag.lab.eviction.trace import read_log
 from blendrag.server.blending import Blended, Blending
-from blendrag.server.completions import _evidence, explained
+from blendrag.server.completions import _evidence, body_of, explained
 from blendrag.server.keys import ASK, INGEST, Key
 from blendrag.serving.library import Library
 from blendrag.serving.repeats import OWNERS
@@ -131,6 +133,21 @@ def test_dead_engine_is_a_fault_of_the_server_that_is_asked_for_an_explanation(
     app.add_api_route("/explain", explained(CHAT, COMPLETION), methods=["POST"])
     answer = TestClient(app).post("/explain", json={"prompt": TEXT})
     assert (answer.status_code, answer.json()["error"]["message"]) == (status, str(error))
+
+
+def test_body_with_a_system_beside_its_messages_is_explained_as_anthropics(begin: Open) -> None:
+    blending = begin()
+    app = app_of({"": blending})
+    convert = AnthropicServingMessages.to_chat_completion_request
+    app.state.anthropic_serving_messages = SimpleNamespace(
+        to_chat_completion_request=convert, _merge_inline_system=False
+    )
+    app.add_api_route("/explain", explained(CHAT, COMPLETION, body_of(create_messages)), methods=["POST"])
+    said = {"role": "user", "content": TEXT}
+    body: dict[str, Any] = {"model": "model", "max_tokens": 8, "messages": [said]}
+    for more in ({}, {"system": [{"type": "text", "text": "Be brief."}]}):
+        found = TestClient(app).post("/explain", json=body | more).json()
+        assert found["rows"] and ("Be brief." in found["text"]) == bool(more)
 
 
 def unplanned() -> dict[str, float]:
