@@ -79,12 +79,12 @@ class Texts:
             owner: [text for text in dict.fromkeys(text.strip() for text in texts) if text]
             for owner, texts in documents.items()
         }
-        new, gone = set[str](), set[str]()
+        new, repeats = set[str](), set[str]()
         with self.changing.mine():
             for owner, texts in wanted.items():
                 if (had := self.catalogue.texts_of(owner)) != set(texts):
                     new.add(owner)
-                    gone |= had.difference(texts)
+                    repeats |= {repeat_of(text) for text in had.difference(texts)}
             orphans = self._take(self._without(new))
             so_far: dict[str, _Document] = {}  # by source
             for owner, texts in wanted.items():
@@ -92,7 +92,7 @@ class Texts:
                 document = so_far.setdefault(source, _Document()) if source else _Document()
                 held = [] if owner in new else self.catalogue.chunks_of(owner)
                 orphans += self._take({owner: self._chunks(texts, document, held)})
-            if repeats := self.catalogue.owned(map(repeat_of, gone)):
+            if repeats := self.catalogue.owned(repeats):
                 self.release(repeats)
         self.drop(orphans)
         return new
@@ -105,8 +105,8 @@ class Texts:
         """
         leaving = set(owners)
         with self.changing.mine():
-            texts = {text for owner in leaving for text in self.catalogue.texts_of(owner)}
-            leaving |= self.catalogue.owned(map(repeat_of, texts))
+            repeats = {repeat_of(text) for owner in leaving for text in self.catalogue.texts_of(owner)}
+            leaving |= self.catalogue.owned(repeats)
             moved = self._without(leaving)
             orphans = self._take(moved)
             orphans += [key for owner in leaving for key in self.catalogue.release(owner)]
