@@ -61,9 +61,11 @@ class TreeRig:
         """In RAM, if no tiers are given."""
         with tempfile.TemporaryDirectory() as folder:
             rig = cls(root or Path(folder), stack or (TierSpec(kind="ram", bytes=1 << 20),), identity)
-            yield rig
-            rig.store.close()
-            rig.tree.close()
+            try:
+                yield rig
+            finally:
+                rig.store.close()
+                rig.tree.close()
 
     def some_rows(self, start: int, end: int) -> torch.Tensor:
         """Those that a node with these tokens may have."""

@@ -148,6 +148,8 @@ def test_what_policies_take_is_measured(tmp_path: Path) -> None:
     assert (stats["used"]["calls"], stats["forecast"]["calls"]) == (3, 1)
     for one in stats.values():
         assert 0.0 < one["worst_ms"] <= 1e3 * one["seconds"]
+    once = stats["forecast"]
+    assert once["worst_ms"] == pytest.approx(1e3 * once["seconds"])
 
 
 def test_waiting_for_a_chunk_takes_limited_memory() -> None:

@@ -210,6 +210,7 @@ def test_rows_that_are_not_in_the_vector_store_are_said(root: Path) -> None:
     tables = "CREATE TABLE embeddings (segment_id); CREATE TABLE segments (id, collection);"
     tables += " CREATE TABLE collections (id, name); INSERT INTO segments VALUES (1, 1), (2, 2);"
     tables += " INSERT INTO collections VALUES (1, 'chunks'), (2, 'of another program')"
+    assert found(verified(root)) == {"vectors": ["chroma"]}
     (root / "chroma").mkdir()
     for statement in ("", tables, "INSERT INTO embeddings VALUES (2), (2)"):
         with closing(sqlite3.connect(root / "chroma" / "chroma.sqlite3")) as db:
@@ -255,6 +256,8 @@ def test_index_that_is_open_elsewhere_is_not_touched(root: Path) -> None:
 def test_folder_without_an_index_is_not_made_into_one(tmp_path: Path) -> None:
     (tmp_path / "my-index").mkdir()
     with pytest.raises(StoreError, match="did you mean 'my-index'"), closed_index(tmp_path / "my-indx"):
+        pass
+    with pytest.raises(StoreError, match="no index at"), closed_index(tmp_path / "my-index"):
         pass
     assert list((tmp_path / "my-index").iterdir()) == [] and not (tmp_path / "my-indx").exists()
 
