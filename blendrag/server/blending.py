@@ -259,16 +259,15 @@ class Blending:
         wanted = make_request(self.settings, "", cast(RequestOptions, given))
         try:
             asked = await door.asked(request, state)
-            if self.library.identity.namespace and any("uuid" in part for part in asked.parts()):
-                raise ConfigError(
-                    "leave out the uuid of images: it names one in a cache that all tenants share"
-                )
-            if asked.plain is not None:
-                return Blended(plain=asked.plain, unplanned="request")
-            ids = await asked.render()
-        except ConfigError:
-            raise
         except Exception as error:  # its own route says it
+            return Blended(plain=f"vLLM refuses the request: {error}", unplanned="refused")
+        if self.library.identity.namespace and any("uuid" in part for part in asked.parts()):
+            raise ConfigError("leave out the uuid of images: it names one in a cache that all tenants share")
+        if asked.plain is not None:
+            return Blended(plain=asked.plain, unplanned="request")
+        try:
+            ids = await asked.render()
+        except Exception as error:
             return Blended(plain=f"vLLM refuses the request: {error}", unplanned="refused")
         plan = await self.run(lambda: self._plan(ids, wanted.documents))
         if plan is None:

@@ -201,6 +201,14 @@ def test_prompt_that_cannot_be_planned_is_unchanged_and_counted(
     assert counted() == {reason: 1}
 
 
+def test_image_that_another_tenant_may_have_named_is_refused(begin: Open) -> None:
+    part = {"type": "image_url", "image_url": {"url": "x"}, "uuid": "theirs"}
+    messages = [{"role": "user", "content": [part]}]
+    assert prepared(begin(), messages=messages, blendrag={})[1].unplanned == "request"
+    with pytest.raises(ConfigError, match="leave out the uuid"):
+        asked(begin(namespace="acme"), messages=messages, blendrag={})
+
+
 def page(number: int, sentences: int = 58) -> str:
     """Of some 500 tokens."""
     said = "Receipts are handed in within ten days. " * sentences
