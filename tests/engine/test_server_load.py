@@ -148,7 +148,7 @@ def test_server_killed_while_it_ingests_begins_again_with_a_sound_store(server: 
 
     telling = threading.Thread(target=put)
     telling.start()
-    until(lambda: server.chunks()["ready"] >= len(TEXTS) + 5, every_s=0.2)
+    until(lambda: server.chunks()["ready"] >= len(TEXTS) + 5, 300, every_s=0.2)
     assert server.end(signal.SIGKILL) == []
     telling.join()
     again = Server(server.folder).wait()

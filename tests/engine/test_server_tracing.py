@@ -57,12 +57,13 @@ def test_spans_of_blend_and_engine_are_below_the_requests(
         answer = server.ask(blendrag={"selector": "hkvd", "evidence": True})
         assert text_of(answer) and not answer.json()["blendrag"]["trace"], "nobody has asked for it"
         parts = {f"blendrag.{part}" for part in ("plan", "load", "select", "recompute")}
-        until(lambda: parts | {"llm_request"} <= spans.keys())  # vLLM sends every few seconds
+        wanted = parts | {"llm_request"}
+        until(lambda: wanted <= spans.keys(), said=spans.keys())  # vLLM sends every few seconds
     finally:
         server.end()
     (own,) = (span for name, span in spans.items() if name.startswith("chat "))
     assert own.parent_span_id.hex() == CALLER.split("-")[2]
-    for name in parts | {"llm_request"}:
+    for name in wanted:
         assert spans[name].parent_span_id == own.span_id, name
     for name in parts:
         part = spans[name]

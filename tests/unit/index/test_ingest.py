@@ -279,6 +279,17 @@ def test_documents_of_a_folder_that_cannot_be_listed_stay(
     assert index.take([closed.parent])[0].removed == 1
 
 
+def test_folder_whose_name_is_no_valid_text_is_ingested_twice_as_one(index: Index, folder: Path) -> None:
+    named = folder / os.fsdecode(b"caf\xe9")
+    named.mkdir()
+    for text in ("one", "two"):
+        (named / f"{text}.txt").write_text(text)
+    index.take(named)
+    (named / "one.txt").unlink()
+    report, computed = index.take(named)
+    assert (report.unchanged, report.added, report.removed, computed) == (1, 0, 1, [])
+
+
 def test_iterator_is_a_list(index: Index) -> None:
     index.take(iter(parts("one", "two")))
     assert index.take(iter(parts("two")))[0].removed == 1
