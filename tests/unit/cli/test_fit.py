@@ -9,11 +9,13 @@ from contextlib import closing
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import pytest
 from typer.testing import Result
 
 from blendrag.errors import PredictorError
 from blendrag.eviction.fitted import Fitted, load_fitted, save_fitted
+from blendrag.eviction.hazard import Hazard
 from blendrag.forecast.conversation import Window
 from blendrag.forecast.features import features_of
 from blendrag.forecast.log import Prompt, PromptLog
@@ -111,14 +113,13 @@ def test_what_is_no_better_than_nothing_is_not_written(blendrag: Blendrag, cache
 
 
 def test_what_was_fitted_before_stays_beside_what_is_new(blendrag: Blendrag, cache: Path) -> None:
-    chunks(PromptLog(cache / "prompts.sqlite"), 400)
-    assert blendrag("fit").exit_code == 0
+    hazard = Hazard((0.0, 1.0, 9.0), {"count": (2.0, 3.0)}, np.ones((2, 2)), np.zeros(2), False)
+    save_fitted(cache / "fitted.safetensors", Fitted(hazard=hazard, facts={"lpc+": {"prompts": 400}}))
     assert blendrag("fit", "--data", "dialogs.jsonl").exit_code == 0
     fitted = load_fitted(cache / "fitted.safetensors")
-    assert (
-        fitted.classifier is not None and fitted.hazard is not None and fitted.facts.keys() == {"lpc", "lpc+"}
-    )
-    save_fitted(cache / "fitted.safetensors", Fitted())
+    assert fitted.classifier is not None and fitted.hazard is not None
+    assert np.array_equal(fitted.hazard.weights, hazard.weights)
+    assert fitted.facts.keys() == {"lpc", "lpc+"} and fitted.facts["lpc+"] == {"prompts": 400}
     (cache / "fitted.safetensors").write_bytes(b"of another version")
     assert blendrag("fit", "--data", "dialogs.jsonl").exit_code == 0
     assert load_fitted(cache / "fitted.safetensors").hazard is None

@@ -78,7 +78,7 @@ def test_rates_are_those_of_the_trace() -> None:
 
 
 def test_one_trace_gives_one_model() -> None:
-    one, other = (fit_hazard(uses_of(poisson(300)), prefix=False) for _ in range(2))
+    one, other = (fit_hazard(uses_of(traffic(100)), prefix=False) for _ in range(2))
     assert one is not None and other is not None
     assert np.array_equal(one.weights, other.weights)
 
