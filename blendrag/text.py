@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import xxhash
 from pydantic_core import to_jsonable_python
 
 from blendrag.errors import ConfigError
@@ -20,6 +21,11 @@ def encodable(text: str) -> str:
     except UnicodeEncodeError:
         return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     return text
+
+
+def hash_of(text: str) -> str:
+    """Return the name of a text that can be encoded, in 32 hex digits."""
+    return xxhash.xxh3_128_hexdigest(text.encode())
 
 
 def plain(value: Any) -> Any:

@@ -17,23 +17,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import xxhash
-
 from blendrag.errors import SourceError
 from blendrag.files.paths import absolute
 from blendrag.index.formats import HEAD_BYTES, READERS, Reader, find_reader, read, read_text
 from blendrag.index.text import Unusable
-from blendrag.text import encodable
+from blendrag.text import encodable, hash_of
 
 MAX_FILE_BYTES = 50 << 20
 
 _KINDS = ".md .txt .html .pdf .docx .pptx .xlsx .epub, data and code"
 _JUNK_NAMES = frozenset({"__pycache__", "node_modules", "Thumbs.db", "desktop.ini"})
-
-
-def hash_of(text: str) -> str:
-    """Return the hash that tells a text, or its name, from others."""
-    return xxhash.xxh3_128_hexdigest(text.encode())
 
 
 @dataclass(frozen=True, slots=True)

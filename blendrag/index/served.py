@@ -11,12 +11,13 @@ from blendrag.errors import BlendragError, StoreError
 from blendrag.files.lock import IndexLock
 from blendrag.index.answering import Answering, history_and_question
 from blendrag.index.ingest import DocumentPipeline, IngestReport
-from blendrag.index.loaders import Item, hash_of
+from blendrag.index.loaders import Item
 from blendrag.progress import Progress
 from blendrag.remote.chat import RemoteChat
 from blendrag.serving.collection import KeptDocuments
 from blendrag.store.contexts import Chunk
 from blendrag.store.maintenance.closed_index import no_index
+from blendrag.text import hash_of
 
 
 class ServedIndex(Answering):

@@ -25,8 +25,7 @@ from blendrag.errors import (
 )
 from blendrag.files import sqlite
 from blendrag.files.private import make_file, make_folder
-from blendrag.index.loaders import hash_of
-from blendrag.text import encodable
+from blendrag.text import encodable, hash_of
 
 _COLLECTION = "chunks"
 _PAGE = 1000  # rows read at once: Chroma holds a whole answer in memory
