@@ -115,11 +115,10 @@ def _ready(folder: Path, server: str | None, api_key: str | None, **options: Any
     """Open an index with documents in it, and have its engine running or a server to ask."""
     from blendrag.cli.opening import open_index, open_served, start_engine
 
-    with (
-        open_index(folder, **options)
-        if server is None
-        else open_served(folder, [server], api_key, **options) as index,
-    ):
+    opening: contextlib.AbstractContextManager[Answering] = (
+        open_index(folder, **options) if server is None else open_served(folder, [server], api_key, **options)
+    )
+    with opening as index:
         if not index.stats()["documents"]:  # half a minute is not spent on starting an engine first
             raise EmptyIndexError(f"the index {str(index.root)!r} holds no documents: ingest some first")
         start_engine(index)

@@ -102,11 +102,12 @@ def shortened(text: str, tokenizer: Any, tokens: int) -> str:
         return text
     half = tokens // 2
     reach = half * _CHARACTERS
-    head, tail = (text, text) if len(text) <= 2 * reach else (text[:reach], text[-reach:])
+    short = len(text) <= 2 * reach
+    head, tail = (text, text) if short else (text[:reach], text[-reach:])
     first = _spans(head, tokenizer)
-    if head is text and len(first) <= tokens:
+    if short and len(first) <= tokens:
         return text
-    last = first if head is text else _spans(tail, tokenizer)
+    last = first if short else _spans(tail, tokenizer)
     kept = head[: first[:half][-1][1]] if first else "", tail[last[-half:][0][0] :] if last else ""
     return " … ".join(kept)
 

@@ -82,13 +82,21 @@ class _Request(ChatRequest):
     blending: tuple[tuple[str, Any], ...] = ()
 
 
-class _Model(NamedTuple):
+class _ModelFacts(NamedTuple):
     """What a server says of its model, by its own names."""
 
     name: str
     context_window: int
     template: TemplateFacts
     tool_parser: str
+
+
+class _Plan(NamedTuple):
+    """What a server says of a prompt: its text, its rows, and the number of its tokens."""
+
+    text: str
+    rows: list[dict[str, Any]]
+    tokens: int
 
 
 class RemoteChat(ChatModel):
@@ -113,16 +121,16 @@ class RemoteChat(ChatModel):
                 raise ConfigError(f"{name} is the server's to say: it is not for a base_url")
         self.settings = Settings.load(**settings)
         self.server = Server(base_url, api_key, **(http or {}))
-        self._known: _Model | None = None
+        self._known: _ModelFacts | None = None
 
     # -- about the server ---------------------------------------------------------------------------------
 
-    def _model(self, **more: Any) -> _Model:
+    def _model(self, **more: Any) -> _ModelFacts:
         """Return what the server says of its model: asked once."""
         if self._known is None:
             found = self.server.call("GET", "v1/kb/model", **more)
             with understood(self.server):
-                self._known = _Model(
+                self._known = _ModelFacts(
                     str(found["name"]),
                     int(found["context_window"]),
                     made(TemplateFacts, found["template"]),
@@ -261,23 +269,22 @@ class RemoteChat(ChatModel):
 
     # -- about prompts ------------------------------------------------------------------------------------
 
-    def _planned(self, request: ChatRequest) -> tuple[str, list[dict[str, Any]], int]:
-        """Return the prompt's text, its rows, and the number of its tokens."""
+    def _planned(self, request: ChatRequest) -> _Plan:
         about = {"documents": list(request.documents)}
         found = self.server.call("POST", "v1/kb/explain", {**self._prompt(request), "blendrag": about})
         with understood(self.server):
             if found["text"] is None:
                 raise refusal(f"{self.server}: {found['plain']}")
-            return str(found["text"]), list(found["rows"]), int(found["tokens"])
+            return _Plan(str(found["text"]), list(found["rows"]), int(found["tokens"]))
 
     def render(self, request: ChatRequest) -> str:
-        return self._planned(request)[0]
+        return self._planned(request).text
 
     def explain(self, request: ChatRequest) -> list[dict[str, Any]]:
-        return self._planned(request)[1]
+        return self._planned(request).rows
 
     def count_tokens(self, request: ChatRequest) -> int:
-        return self._planned(request)[2]
+        return self._planned(request).tokens
 
     def token_ids(self, text: str) -> list[int]:
         found = self.server.call("POST", "v1/kb/tokens", {"texts": [text]})

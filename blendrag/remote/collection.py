@@ -67,8 +67,9 @@ class RemoteCollection(KeptDocuments):
         report, parts = SyncReport(), list(_parts(texts, sources))
         several = len(parts) > 1
         with progress_bar(progress) as bar:
-            for part in parts if several or not only else ():
-                self._put(_body(part, sources), report, bar)
+            if several or not only:
+                for part in parts:
+                    self._put(_body(part, sources), report, bar)
             if only:
                 # In one request with all documents, which is one change for the server.
                 try:

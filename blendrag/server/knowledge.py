@@ -242,7 +242,7 @@ async def stats(
     another = namespace not in (None, key.namespace)
     try:
         if another and ADMIN not in key.rights:
-            raise KeyError(namespace)
+            raise KeyError(namespace)  # as if there were none: who may not look learns of no tenant
         blending = blending_of(request, namespace)
     except KeyError:
         raise HTTPException(404, f"no namespace {namespace!r}") from None

@@ -68,7 +68,8 @@ class Sidecars:
             try:
                 self.prefixes = Prefixes.open(self._root, self._settings, self._catalogue, engine)
                 if self.prefixes is None:
-                    self._without_tree((not engine.facts.states and engine.facts.reason) or _SEVERAL)
+                    reason = "" if engine.facts.states else engine.facts.reason
+                    self._without_tree(reason or _SEVERAL)
             except (StoreError, ConfigError) as error:
                 self._without_tree(error)
             self._has_tree = self.prefixes is not None

@@ -115,8 +115,8 @@ class KVStore(KVReader):
                 raise ConfigError(f"{shards} ranks cannot share KV by RAM alone: {remedy}")
             layout = layout or Layout(identity, dtype, own, shards)
             primary = Primary(catalogue, tiers, at)
-            for spec in stack:
-                evicting = primary.evicting if len(tiers) == at else None
+            for number, spec in enumerate(stack):
+                evicting = primary.evicting if number == at else None
                 tier = make_tier(spec, layout, Context(root / "kv", catalogue.recent, evicting))
                 if isinstance(tier, LocalTier) and parents is not None:
                     tier.parents = parents

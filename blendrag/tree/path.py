@@ -62,7 +62,7 @@ def parts_of(documents: Iterable[Span]) -> Iterator[tuple[str, int, int]]:
     """Yield the document, the start and the end of each node that a prompt with these documents has."""
     end = 0
     for document, at, length in documents:
-        if end == 0 < at:
+        if not end and at:  # what stands before the first document
             yield "", 0, at
             end = at
         yield document, end, at + length

@@ -241,7 +241,7 @@ def held_open(told: str) -> Iterator[RemoteChat]:
     threading.Thread(target=serve, daemon=True).start()
     with listening:
         chat = RemoteChat(f"http://127.0.0.1:{listening.getsockname()[1]}")
-        chat._known = remote._Model("served", 512, TemplateFacts(**MODEL["template"]), "")
+        chat._known = remote._ModelFacts("served", 512, TemplateFacts(**MODEL["template"]), "")
         yield chat
 
 
