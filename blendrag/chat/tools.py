@@ -17,11 +17,11 @@ from weakref import WeakKeyDictionary
 import xxhash
 
 from blendrag.chat.calls import CLOSE, OPEN
-from blendrag.chat.messages import Message
+from blendrag.chat.messages import Message, fit_template
 from blendrag.chat.request import REQUIRED, ChatRequest
 from blendrag.chat.schema import JOINTS, OWN, Schemas, json_grammar
 from blendrag.engine.client.generation import Grammar
-from blendrag.errors import BlendragWarning
+from blendrag.errors import BlendragWarning, ModelError
 from blendrag.prompt import passed_over, render_chat
 from blendrag.prompt.template import control_tokens
 
@@ -51,7 +51,7 @@ def template_knows_tools(tokenizer: Any) -> bool:
     ]
     try:
         shown = render_chat(tokenizer, messages, tools=[tool])
-    except Exception:  # templates fail in their own ways at what they do not know
+    except ModelError:
         return False
     return all(f"probe_{letter}" in shown for letter in "abc")
 
@@ -98,7 +98,7 @@ def _names(template: Any) -> tuple[str, ...]:
 def _takes(tokenizer: Any, *messages: Message) -> bool:
     try:
         return not passed_over(tokenizer, messages)
-    except Exception:  # templates fail in their own ways at what they do not know
+    except ModelError:
         return False
 
 
@@ -119,6 +119,14 @@ def with_tools(template: TemplateFacts, request: ChatRequest) -> tuple[list[Mess
         signatures = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in request.offered)
         messages.insert(0, {"role": "system", "content": _INTRODUCTION.format(tools=signatures)})
     return messages, {}
+
+
+def templated(tokenizer: Any, request: ChatRequest) -> tuple[list[Message], dict[str, Any]]:
+    """Return messages in a form that the model's template takes, with tools and calls as this model reads
+    them, and all of its template's options. Raises ModelError if the template takes no form of them."""
+    messages, options = with_tools(TemplateFacts.of(tokenizer), request)
+    options |= request.chat_template_kwargs
+    return fit_template(tokenizer, messages, **options), options
 
 
 def forced_schema(
@@ -180,7 +188,7 @@ def _warn_about_variables(template: TemplateFacts, given: Mapping[str, Any]) -> 
 
 
 def _native(message: Message) -> Message:
-    message = dict(message)
+    message = {**message, "content": message.get("content") or ""}  # templates fail at none
     calls = [
         {
             "type": "function",

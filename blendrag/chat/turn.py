@@ -11,9 +11,8 @@ from dataclasses import replace
 from blendrag.chat.answer import Piece, token_logprobs
 from blendrag.chat.attempt import Attempt
 from blendrag.chat.calls import read_answer
-from blendrag.chat.messages import fit_template
 from blendrag.chat.request import ChatRequest
-from blendrag.chat.tools import TemplateFacts, answer_grammar, whole_tool, with_tools
+from blendrag.chat.tools import answer_grammar, templated, whole_tool
 from blendrag.engine.client.continuation import can_go_on
 from blendrag.engine.client.generation import Delta, Sampling
 from blendrag.engine.client.pieces import Pieces
@@ -33,10 +32,8 @@ def plan_request(library: Library, request: ChatRequest) -> PromptPlan:
         return request.plan
     if isinstance(request.messages, str):
         return library.plan(request.messages, request.documents)
-    messages, options = with_tools(TemplateFacts.of(library.tokenizer), request)
-    options |= request.chat_template_kwargs
-    fitted = fit_template(library.tokenizer, messages, **options)
-    return library.plan(fitted, request.documents, **options)
+    messages, options = templated(library.tokenizer, request)
+    return library.plan(messages, request.documents, **options)
 
 
 class Turn(Attempt):

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from blendrag.chat.chat import Chat
 from blendrag.chat.request import ChatRequest, Source
+from blendrag.chat.tools import templated
 from blendrag.engine.client.requirement import require_vllm
 from blendrag.errors import ConfigError, EmptyIndexError
 from blendrag.index.answering import Answering, history_and_question
 from blendrag.index.ingest import LEAVING, DocumentPipeline, IngestReport
 from blendrag.index.split import Splitter
 from blendrag.progress import Progress
-from blendrag.prompt import DocumentNote, KnownText, assemble, encode_document
+from blendrag.prompt import DocumentNote, KnownText, assemble, encode_document, turn_of
 from blendrag.settings import Settings
 from blendrag.text import encodable
 
@@ -145,15 +146,11 @@ class BlendIndex(Answering):
             else KnownText(hit.text, encode_document(library.tokenizer, hit.text), hit.key, hit.source)
             for hit in found
         ]
-        plan = assemble(
-            library.tokenizer,
-            system_prompt=s.system_prompt,
-            documents=[known[place] for place in library.sidecars.order([text.key for text in known])],
-            separator=s.separator,
-            question=question,
-            history=history,
-            template_options=request.chat_template_kwargs,
-        )
+        known = [known[place] for place in library.sidecars.order([text.key for text in known])]
+        stuffed = s.separator.join([*(text.text for text in known), question])
+        turn = turn_of(library.tokenizer, s.system_prompt, stuffed, s.separator, history)
+        messages, options = templated(library.tokenizer, replace(request, messages=turn))
+        plan = assemble(library.tokenizer, messages, documents=known, template_options=options)
         sizes = {key: len(chunk.token_ids) for key, chunk in chunks.items()}
         notes = [
             DocumentNote(hit.source, False, "no room in the model's window", sizes.get(hit.key, 0), 0)

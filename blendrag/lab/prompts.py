@@ -11,9 +11,8 @@ from typing import Any
 from blendrag.engine.client.engine import Engine
 from blendrag.errors import PromptTooLongError
 from blendrag.models import load_tokenizer
-from blendrag.prompt import encode_document
-from blendrag.prompt.assemble import render_turn
-from blendrag.prompt.template import Part, encode_markup, implied_bos
+from blendrag.prompt import encode_document, turn_of
+from blendrag.prompt.template import Part, encode_markup, implied_bos, render_parts
 from blendrag.settings import Settings
 from blendrag.store.contexts import Chunk
 
@@ -88,7 +87,8 @@ class PromptMaker:
         """Return the parts of a prompt, and the number of the message with the question; documents go before
         that."""
         if getattr(self.tokenizer, "chat_template", None):
-            return render_turn(self.tokenizer, self._system, (), question, self._separator_text)
+            turn = turn_of(self.tokenizer, self._system, question, self._separator_text)
+            return render_parts(self.tokenizer, turn), len(turn) - 1
         before = f"{implied_bos(self.tokenizer) or ''}{self._system}{self._separator_text}"  # a base model
         return [Part(before), Part(question, 0), Part(self._separator_text)], 0
 

@@ -1,6 +1,6 @@
 """The planning of prompts from messages: render, recognise what was ingested, tokenise each segment apart."""
 
-from blendrag.prompt.assemble import assemble
+from blendrag.prompt.assemble import assemble, turn_of
 from blendrag.prompt.plan import DocumentNote, Form, PromptPlan, Segment
 from blendrag.prompt.planner import plan_chat, plan_prompt
 from blendrag.prompt.prefix import shared_prefix, start_prefix
@@ -27,4 +27,5 @@ __all__ = [
     "render_chat",
     "shared_prefix",
     "start_prefix",
+    "turn_of",
 ]

@@ -10,29 +10,24 @@ from blendrag.errors import ModelError
 from blendrag.prompt.plan import DocumentNote, PromptPlan
 from blendrag.prompt.planner import lay_out
 from blendrag.prompt.recognise import KnownText, Match
-from blendrag.prompt.template import Messages, Part, render_parts
+from blendrag.prompt.template import Messages, passed_over, render_parts
 
 
 def assemble(
     tokenizer: Any,
+    messages: Messages,
     *,
-    system_prompt: str,
     documents: Sequence[KnownText],
-    separator: str,
-    question: str,
-    history: Messages = (),
     template_options: Mapping[str, Any] | None = None,
 ) -> PromptPlan:
-    """Render system prompt, ``history`` and one user message: the documents, then the question.
+    """Render ``messages``, the last of which holds the documents; see :func:`turn_of`.
     ``template_options`` as in ``render_chat``.
 
     Documents are spliced in with their stored ids; all other contents are encoded without control
     tokens, so only the template can write those. Raises ModelError if the model has no chat template or
     its template refuses the messages.
     """
-    stuffed = separator.join([*(document.text for document in documents), question])
-    options = template_options or {}
-    parts, last = render_turn(tokenizer, system_prompt, history, stuffed, separator, **options)
+    parts, last = render_parts(tokenizer, messages, **(template_options or {})), len(messages) - 1
     found = [list(_locate(part.text, documents)) if part.message == last else [] for part in parts]
     plan = lay_out(tokenizer, parts, found)
 
@@ -46,19 +41,26 @@ def assemble(
     return PromptPlan(plan.segments, (*plan.notes, *changed))
 
 
-def render_turn(
-    tokenizer: Any, system_prompt: str, history: Messages, stuffed: str, separator: str, /, **options: Any
-) -> tuple[list[Part], int]:
-    """Return the rendered parts, and the number of the message that holds the documents."""
+def turn_of(
+    tokenizer: Any,
+    system_prompt: str,
+    stuffed: str,
+    separator: str,
+    history: Messages = (),
+    /,
+    **options: Any,
+) -> list[Mapping[str, Any]]:
+    """Return system prompt, ``history`` and a user message that says ``stuffed``: documents, and a question.
+    Where the template takes no system message, or passes over it, the user says the system prompt first.
+    ``options`` as in ``render_chat``."""
     user = {"role": "user", "content": stuffed}
     if system_prompt:
-        messages = [{"role": "system", "content": system_prompt}, *history, user]
-        with contextlib.suppress(ModelError):  # some templates refuse a system message, others pass over it
-            parts = render_parts(tokenizer, messages, **options)
-            if any(part.message == 0 for part in parts):
-                return parts, len(history) + 1
-        user["content"] = f"{system_prompt}{separator}{stuffed}"  # any other trouble returns below
-    return render_parts(tokenizer, [*history, user], **options), len(history)
+        system = {"role": "system", "content": system_prompt}
+        with contextlib.suppress(ModelError):  # any other trouble returns when all is rendered
+            if not passed_over(tokenizer, [system, {**user, "content": "?"}], **options):
+                return [system, *history, user]
+        user["content"] = f"{system_prompt}{separator}{stuffed}"
+    return [*history, user]
 
 
 def _locate(content: str, documents: Sequence[KnownText]) -> Iterator[Match]:

@@ -11,8 +11,8 @@ from datetime import datetime
 from secrets import randbits
 from typing import Any
 
-from blendrag.prompt.assemble import render_turn
-from blendrag.prompt.template import encode_document, encode_markup, implied_bos
+from blendrag.prompt.assemble import turn_of
+from blendrag.prompt.template import Part, encode_document, encode_markup, implied_bos, render_parts
 
 # Templates that write today's date would make another prefix, and another index, every day.
 _SOME_DAY = datetime(2024, 7, 26)
@@ -24,7 +24,7 @@ def start_prefix(tokenizer: Any) -> tuple[int, ...]:
     before the first of them. Without a chat template: the model's BOS token, if it has one."""
     if not getattr(tokenizer, "chat_template", None):
         return encode_markup(tokenizer, implied_bos(tokenizer) or "")
-    parts, _ = render_turn(tokenizer, _CONTENT, (), _CONTENT, "", strftime_now=_SOME_DAY.strftime)
+    parts = _parts(tokenizer, _CONTENT, _CONTENT, "")
     return encode_markup(tokenizer, parts[0].text) if parts[0].message is None else ()
 
 
@@ -38,7 +38,7 @@ def shared_prefix(tokenizer: Any, system_prompt: str, separator: str) -> tuple[i
         text = f"{system_prompt}{separator}" if system_prompt else ""
         return encode_markup(tokenizer, (implied_bos(tokenizer) or "") + text)
     document = f"[{randbits(64)}]"  # occurs in no system prompt, and no template changes it
-    parts, _ = render_turn(tokenizer, system_prompt, (), document, separator, strftime_now=_SOME_DAY.strftime)
+    parts = _parts(tokenizer, system_prompt, document, separator)
     ids: list[int] = []
     for part in parts:
         encode = encode_markup if part.message is None else encode_document
@@ -47,3 +47,8 @@ def shared_prefix(tokenizer: Any, system_prompt: str, separator: str) -> tuple[i
         if found:
             break
     return tuple(ids)
+
+
+def _parts(tokenizer: Any, system_prompt: str, stuffed: str, separator: str) -> list[Part]:
+    day: dict[str, Any] = {"strftime_now": _SOME_DAY.strftime}
+    return render_parts(tokenizer, turn_of(tokenizer, system_prompt, stuffed, separator, **day), **day)

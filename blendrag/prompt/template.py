@@ -16,8 +16,6 @@ from typing import Any
 from unicodedata import is_normalized
 from weakref import WeakKeyDictionary
 
-from jinja2 import TemplateError
-
 from blendrag.errors import ModelError
 from blendrag.text import encodable
 
@@ -47,7 +45,7 @@ def render_chat(tokenizer: Any, messages: Messages, /, **options: Any) -> str:
         raise ModelError("the model has no chat template: choose an instruction-tuned model")
     try:
         rendered = tokenizer.apply_chat_template(list(messages), tokenize=False, **options)
-    except TemplateError as error:
+    except Exception as error:  # templates fail in their own ways at what they do not know
         raise ModelError(f"the model's chat template refuses these messages: {error}") from error
     assert isinstance(rendered, str)
     return encodable(rendered)  # a template, or a request's variable, may say anything

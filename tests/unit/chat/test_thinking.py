@@ -267,14 +267,8 @@ def test_variables_of_the_call_and_the_object_reach_the_template(
 @pytest.mark.parametrize("name", ["hints", "prompt", "tokenizer", "question", "nonsense"])
 def test_variable_may_be_called_as_a_parameter_of_ours(index: BlendIndex, engine: Saying, name: str) -> None:
     index.ask(HI, chat_template_kwargs={name: "x"})
-    plan = assemble(
-        index.tokenizer,
-        system_prompt="",
-        documents=[],
-        separator="\n",
-        question="Who?",
-        template_options={name: "x", "enable_thinking": False},
-    )
+    options = {name: "x", "enable_thinking": False}
+    plan = assemble(index.tokenizer, HI, documents=[], template_options=options)
     assert plan.text.endswith(CLOSED)
 
 

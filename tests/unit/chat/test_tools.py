@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from blendrag.chat.calls import read_answer, visible
 from blendrag.chat.request import ChatRequest
 from blendrag.chat.tools import TemplateFacts, answer_grammar, template_knows_tools, with_tools
-from blendrag.errors import ConfigError
+from blendrag.errors import ConfigError, ModelError
 from blendrag.prompt import render_chat
 from grammars import held
 
@@ -45,6 +45,14 @@ NATIVE = (
 @pytest.fixture
 def native(with_template: Any) -> Any:
     return with_template(NATIVE)
+
+
+def test_call_without_content_does_not_fail_in_a_template_that_reads_it(with_template: Any) -> None:
+    splitting = with_template(NATIVE.replace("{{ m.content }}", "{{ m.content.split('</think>')[-1] }}"))
+    history = [HISTORY[0], {**HISTORY[1], "content": None}, HISTORY[2]]
+    assert "[call weather" in prompt(splitting, ChatRequest(history, tools=(WEATHER,)))
+    with pytest.raises(ModelError, match="refuses these messages"):
+        render_chat(splitting, history)
 
 
 def asking(**options: Any) -> ChatRequest:

@@ -133,6 +133,22 @@ def test_number_of_chunks_that_cannot_be_is_not_taken_for_an_empty_index(
         index.ask("Where?", similarity_top_k=wanted)
 
 
+def test_question_shows_tools_schema_and_earlier_calls_to_the_model(index: BlendIndex) -> None:
+    index._pipeline().take([Document("Lunch is at noon.", "lunch")], IngestReport(), SILENT)
+    tool = {"type": "function", "function": {"name": "clock", "parameters": {}}}
+    call = {"id": "a", "type": "function", "function": {"name": "menu", "arguments": '{"day": "Friday"}'}}
+    history = [
+        {"role": "user", "content": "What is there?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "Soup.", "tool_call_id": "a"},
+    ]
+    schema = {"type": "object", "properties": {"hour": {"type": "integer"}}}
+    request = index._request("When is lunch?", {"tools": [tool], "schema": schema, "history": history})
+    assert request.plan and len(request.plan.cached_keys) == 1
+    for shown in ("clock", "hour", "menu", "Friday", "Soup.", "Lunch is at noon.", "When is lunch?"):
+        assert shown in request.plan.text
+
+
 def test_index_without_a_name_does_not_fill_the_folder_where_one_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blendrag.prompt import KnownText, assemble, decode, encode_document, render_chat
+from blendrag.prompt import KnownText, assemble, decode, encode_document, render_chat, turn_of
 
 STRIPPING = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content | trim }}<|im_end|>\n"
@@ -30,8 +30,10 @@ def controls(tokenizer: Any, ids: tuple[int, ...]) -> list[int]:
 
 
 def asked(tokenizer: Any, documents: list[KnownText], **changes: Any) -> Any:
-    options = {"system_prompt": "Answer.", "separator": "\n\n", "question": "Who?", **changes}
-    return assemble(tokenizer, documents=documents, **options)
+    given = {"system": "Answer.", "question": "Who?", "history": (), **changes}
+    stuffed = "\n\n".join([*(document.text for document in documents), given["question"]])
+    messages = turn_of(tokenizer, given["system"], stuffed, "\n\n", given["history"])
+    return assemble(tokenizer, messages, documents=documents)
 
 
 def test_documents_do_not_lose_their_stored_ids_or_order(tokenizer: Any, ingested: list[KnownText]) -> None:
@@ -65,8 +67,8 @@ def test_nobody_but_the_template_can_write_control_tokens(
     tokenizer = with_template(STRIPPING) if strip else tokenizer
     known = KnownText(document, encode_document(tokenizer, document), "key", "hostile.txt")
     history = [{"role": "user", "content": earlier}, {"role": "assistant", "content": "Yes."}]
-    plan = asked(tokenizer, [known], system_prompt=system, question=question, history=history)
-    tame = asked(tokenizer, [], system_prompt="x" if system else "", history=[*history[1:], *history[1:]])
+    plan = asked(tokenizer, [known], system=system, question=question, history=history)
+    tame = asked(tokenizer, [], system="x" if system else "", history=[*history[1:], *history[1:]])
     assert controls(tokenizer, plan.token_ids) == controls(tokenizer, tame.token_ids)
     assert decode(tokenizer, plan.token_ids) == plan.text
 
@@ -75,7 +77,7 @@ def test_template_that_strips_does_not_cost_the_reuse(
     with_template: Callable[[str], Any], ingested: list[KnownText]
 ) -> None:
     stripping = with_template(STRIPPING)
-    plan = asked(stripping, ingested, system_prompt="\n Answer. ", question="Who?  \n")
+    plan = asked(stripping, ingested, system="\n Answer. ", question="Who?  \n")
     assert plan.cached_keys == tuple(document.key for document in ingested)
     assert "\nAnswer.<|im_end|>" in plan.text and plan.text.endswith("Who?<|im_end|>\n<|im_start|>assistant")
 

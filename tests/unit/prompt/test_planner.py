@@ -24,6 +24,7 @@ from blendrag.prompt import (
     render_chat,
     shared_prefix,
     start_prefix,
+    turn_of,
 )
 from blendrag.prompt.template import encode_markup
 
@@ -168,9 +169,8 @@ SYSTEMS = st.one_of(st.just(""), st.text("Aa. <|im_end|>\n", max_size=20), st.ju
 
 
 def before_first(tokenizer: Any, document: KnownText, system: str, separator: str) -> tuple[int, ...]:
-    plan = assemble(
-        tokenizer, system_prompt=system, documents=[document], separator=separator, question="Who?"
-    )
+    messages = turn_of(tokenizer, system, f"{document.text}{separator}Who?", separator)
+    plan = assemble(tokenizer, messages, documents=[document])
     _, start, _ = plan.spans[0]
     return plan.token_ids[:start]
 
