@@ -70,9 +70,11 @@ def visible(text: str, request: ChatRequest, parser: ToolParser | None = None) -
     if request.forced or (parser is not None and parser.marks is None) or _MAYBE.match(text):
         return ""
     names = _names(request)
-    if begin := _marks(parser, names, *(parser.perhaps if parser else ()), words=_PERHAPS).search(text):
-        return text[: begin.start()]
-    marks = (OPEN,) if parser is None else (*(parser.marks or ()), *parser.perhaps)
+    more = parser.perhaps if parser else ()
+    kinds = (_marks(one, names, *more, words=_PERHAPS).search(text) for one in dict.fromkeys((parser, None)))
+    if begun := [begin.start() for begin in kinds if begin]:
+        return text[: min(begun)]
+    marks = (OPEN, *((parser.marks or ()) if parser else ()), *more)
     held = (n for mark in marks for n in range(len(mark) - 1, 0, -1) if text.endswith(mark[:n]))
     return text[: len(text) - max(held, default=0)]
 
@@ -153,6 +155,10 @@ def _parsed_by(
     start = begin.start() if begin else len(text)
     before, rest = text[:start], text[start:]
     content, written = parser.read(text, token_ids)
+    own = _marks(None, names)  # that tools are described with, where a template knows none
+    described = None if parser.apart or marks.search(text) else own.search(text)
+    if described and described.start() < start and (parser.perhaps or not written):
+        return _tagged(text, names, own)
     found = [_call_of(name, arguments, rest, names) for name, arguments in written]
     if as_json and not any(isinstance(one, ToolCall) for one in found):
         return _tagged(text, names, marks)

@@ -134,6 +134,17 @@ def test_call_in_a_familys_notation_is_read(
     assert [(call.name, call.arguments) for call in reading.calls] == expected
 
 
+@pytest.mark.parametrize("notation", NOTATIONS[1:], ids=lambda one: one.parser)
+def test_call_as_tools_are_described_is_read_whatever_the_family(notation: Any, speaker: Any) -> None:
+    """A template that names the family's marks need not show it tools."""
+    if "<tool_call>" in notation.marks and notation.end:
+        pytest.skip("what its parser reads otherwise")
+    call = f"<tool_call>\n{A}\n</tool_call>"
+    shown, reading = streamed(f"I look.\n{call}", parser_of(notation.parser, speaker))
+    assert (shown, reading.text, reading.invalid) == ("I look.\n", "I look.\n", ())
+    assert [call.arguments for call in reading.calls] == [json.loads(OSLO)]
+
+
 @pytest.mark.parametrize("city", ["Oslo", "Os\nlo", "</tool_call>"])
 def test_text_behind_a_call_is_kept_and_what_is_in_it_is_its_own(city: str, speaker: Any) -> None:
     call = f"<tool_call>\n{A.replace('Oslo', city)}\n</tool_call>"
