@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import unquote_to_bytes
 
 from blendrag.chat.request import AUTO, NONE, REQUIRED, RequestOptions
+from blendrag.chat.schema import above_zero
 from blendrag.engine.client.generation import Grammar
 from blendrag.errors import BlendragWarning, ConfigError
 from blendrag.former import ENGINE_ARGUMENTS
@@ -175,11 +176,15 @@ def _answer_format(response_format: Any, structured_outputs: Any) -> dict[str, A
 
 
 def class_schema(schema: Any) -> Any:
-    """Return the JSON schema of a pydantic class, whose sets keep once what a list repeats, without
-    ``uniqueItems``, which no grammar knows."""
+    """Return the JSON schema of a pydantic class without what no grammar knows and the class sees to: its
+    sets keep once what a list repeats (``uniqueItems``), and it checks ``multipleOf``, which grammars have of
+    no negative number."""
     if isinstance(schema, Mapping):
         return {
-            name: class_schema(one) for name, one in schema.items() if (name, one) != ("uniqueItems", True)
+            name: class_schema(one)
+            for name, one in schema.items()
+            if (name, one) != ("uniqueItems", True)
+            and not (name == "multipleOf" and isinstance(one, int | float) and not above_zero(schema))
         }
     return [class_schema(one) for one in schema] if isinstance(schema, list) else schema
 

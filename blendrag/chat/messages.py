@@ -1,13 +1,14 @@
 """Messages as the model's chat template takes them.
 
 Templates differ in what they allow: some refuse a system message, or one behind others, some want user and
-assistant to alternate, most know no tool messages. What a template refuses, or passes over, is put into a
-message that it takes.
+assistant to alternate, or one call at a time, most know no tool messages. What a template refuses, or passes
+over, is put into a message that it takes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import product, takewhile
 from operator import itemgetter
 from typing import Any
 
@@ -40,8 +41,8 @@ def fit_template(tokenizer: Any, messages: Messages, /, **template_options: Any)
     tried: list[list[Message]] = []
     taken: list[tuple[int, list[Message]]] = []
     errors: list[ModelError] = []
-    for form in _FORMS:
-        fitted = merge_runs(form(merge_runs(messages)))
+    for calls, roles in (*product(_CALLS, _ROLES), (list, _user_first)):
+        fitted = merge_runs(calls(merge_runs(roles(merge_runs(messages)))))
         if fitted in tried:
             continue
         tried.append(fitted)
@@ -87,6 +88,35 @@ def _user_first(messages: list[Message]) -> list[Message]:
     return turns if turns and turns[0]["role"] == "user" else [{"role": "user", "content": "…"}, *turns]
 
 
-_FORMS: Iterable[Callable[[list[Message]], list[Message]]] = (
-    list, _later_system_in_user, _system_in_user, _user_first
-)  # fmt: skip
+def _one_call_each(messages: list[Message]) -> list[Message]:
+    """Return calls of one message as those of several messages, each followed by its result."""
+    made, rest = list[Message](), list(messages)
+    while rest:
+        message = rest.pop(0)
+        if len(calls := message.get("tool_calls") or ()) < 2:
+            made.append(message)
+            continue
+        results = list(takewhile(lambda one: one["role"] == "tool", rest))
+        del rest[: len(results)]
+        for call in calls:
+            own = [one for one in results if one.get("tool_call_id") == call.get("id")]
+            results = [one for one in results if one not in own]
+            made += [{**message, "tool_calls": [call]}, *own]
+            message = {"role": message["role"], "content": ""}
+        made += results
+    return made
+
+
+def _answered(messages: list[Message]) -> list[Message]:
+    """Return messages with an answer between a tool's result and what the user says next."""
+    made = list[Message]()
+    for message in messages:
+        if message["role"] == "user" and made and made[-1]["role"] == "tool":
+            made.append({"role": "assistant", "content": "…"})
+        made.append(message)
+    return made
+
+
+_Form = Callable[[list[Message]], list[Message]]
+_ROLES: Iterable[_Form] = (list, _later_system_in_user, _system_in_user)
+_CALLS: Iterable[_Form] = (list, _one_call_each, _answered)

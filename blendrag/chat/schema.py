@@ -149,6 +149,10 @@ class Schemas:
             made["$ref"] = f"#/$defs/{self._name(made['$ref'], resolver.lookup(made['$ref']))}"
         if isinstance(made.get("propertyNames"), Mapping):
             made = self._named(made)
+        if "multipleOf" in made and _types(made) & {"integer", "number"} and not above_zero(made):
+            if made["multipleOf"] != 1 or "number" in _types(made):
+                raise ConfigError("no grammar knows a negative multipleOf: give a minimum of 0")
+            del made["multipleOf"]
         if made.get("format", "date") not in _FORMATS:
             del made["format"]
         for bound, sign in _LARGEST.items():
@@ -164,18 +168,24 @@ class Schemas:
         return made
 
     def _named(self, schema: dict[str, Any]) -> dict[str, Any]:
-        """Return a schema with properties in place of an enumeration of their names, which grammars do not
-        know: pydantic's dictionaries have one."""
+        """Return a schema with properties in place of what their names match, which grammars do not know:
+        pydantic's dictionaries have that. Numbers are names as JSON writes them."""
         named = schema["propertyNames"]
         named = self._definitions.get(_definition(named), named)
         names = named.get("enum", [named["const"]] if "const" in named else [])
-        more = named.keys() - {"const", "description", "enum", "title", "type"}
+        names = [str(name) if type(name) is int else name for name in names]
+        more = named.keys() - {"const", "description", "enum", "format", "title", "type"}
+        made = {name: value for name, value in schema.items() if name != "propertyNames"}
+        known, others = schema.get("properties", {}), schema.get("additionalProperties", True)
+        if not names and not more:
+            return made
+        pattern = _pattern_of({name: named[name] for name in more})
+        if not names and pattern and not {"patternProperties", "properties", "required"} & schema.keys():
+            return {**made, "patternProperties": {pattern: others}, "additionalProperties": False}
         if not names or more or not all(isinstance(name, str) for name in names):
             return schema
         if "patternProperties" in schema or {*schema.get("required", ())} - {*names}:
             return schema
-        known, others = schema.get("properties", {}), schema.get("additionalProperties", True)
-        made = {name: value for name, value in schema.items() if name != "propertyNames"}
         made["properties"] = {name: known.get(name, others) for name in names}
         return {**made, "additionalProperties": False}
 
@@ -269,8 +279,7 @@ def with_room(schema: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
         if "string" in _types(part) and part.get("format") in _DIGITS:
             part.setdefault("pattern", _DIGITS[part["format"]])
         # Grammars know no negative multiples, nor their exponents, which numbers without bounds may need.
-        above = max(part.get("minimum", -1), part.get("exclusiveMinimum", -1)) >= 0
-        if "number" in _types(part) and above and part.keys().isdisjoint(_DECIDED):
+        if "number" in _types(part) and above_zero(part) and part.keys().isdisjoint(_DECIDED):
             part.setdefault("multipleOf", _FRACTION)
     room = _CHARACTERS_PER_TOKEN * max_tokens
     strings = [
@@ -386,6 +395,18 @@ def _definition(schema: Mapping[str, Any]) -> str:
 def _types(schema: Mapping[str, Any]) -> set[Any]:
     named = schema.get("type", ())
     return {named} if isinstance(named, str) else set(named)
+
+
+def _pattern_of(names: Mapping[str, Any]) -> str | None:
+    """Return the pattern of texts that have one, or a length; None of others."""
+    if names.keys() <= {"maxLength", "minLength"}:
+        return rf"^[\s\S]{{{names.get('minLength', 0)},{names.get('maxLength', '')}}}$"
+    return names["pattern"] if names.keys() == {"pattern"} else None
+
+
+def above_zero(schema: Mapping[str, Any]) -> bool:
+    """Return whether no number is negative that matches a schema."""
+    return max(schema.get("minimum", -1), schema.get("exclusiveMinimum", -1)) >= 0
 
 
 def _inner(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -94,6 +94,30 @@ def test_system_message_behind_others_is_lost_in_no_template(strict: Any, templa
     assert fitted == [*talk[:3], say("user", "In French.\nAnd?")]
 
 
+def test_calls_at_once_come_one_by_one_where_the_template_takes_no_more(strict: Any) -> None:
+    strict.chat_template = (  # as Llama 3's does
+        "{% for m in messages %}{% if m.tool_calls and m.tool_calls | length > 1 %}"
+        "{{ raise_exception('one at once') }}{% endif %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    )
+    one, two = {"id": "1"}, {"id": "2"}
+    results = [say("tool", "second", tool_call_id="2"), say("tool", "first", tool_call_id="1")]
+    talk = [say("user", "Hi"), say("assistant", "", tool_calls=[one, two]), *results]
+    apart = [say("assistant", "", tool_calls=[call]) for call in (one, two)]
+    assert fit_template(strict, talk) == [talk[0], apart[0], results[1], apart[1], results[0]]
+
+
+def test_user_who_speaks_behind_a_tools_result_is_answered_before_where_turns_alternate(strict: Any) -> None:
+    strict.chat_template = (  # as Mistral's does
+        "{% set ns = namespace(at=0) %}{% for m in messages %}<{{ m.role }}>{{ m.content }}"
+        "{% if m.role != 'tool' and not m.tool_calls %}{% if (m.role == 'user') != (ns.at % 2 == 0) %}"
+        "{{ raise_exception('roles alternate') }}{% endif %}{% set ns.at = ns.at + 1 %}{% endif %}"
+        "{% endfor %}"
+    )
+    call = say("assistant", "", tool_calls=[{"id": "1"}])
+    talk = [say("user", "Hi"), call, say("tool", "42", tool_call_id="1"), say("user", "And?")]
+    assert fit_template(strict, talk) == [*talk[:3], say("assistant", "…"), talk[3]]
+
+
 def test_role_that_the_template_passes_over_is_the_users(strict: Any) -> None:
     strict.chat_template = PASSING_OVER
     fitted = fit_template(strict, [say("user", "Hi"), say("critic", "Too short."), say("user", "Again.")])

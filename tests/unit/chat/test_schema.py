@@ -5,14 +5,18 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
+from datetime import date
+from enum import IntEnum
 from random import Random
-from typing import Any
+from typing import Annotated, Any
 
 import jsonschema
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import Field, TypeAdapter
 
+from blendrag.chat.foreign import class_schema
 from blendrag.chat.schema import json_grammar, with_room
 from blendrag.engine.client.generation import Grammar
 from blendrag.errors import ConfigError
@@ -332,9 +336,40 @@ def test_dictionary_has_no_keys_but_those_of_its_enumeration(names: dict[str, An
     assert not any(held(grammar, value) for value in ('{"c": 1}', '{"a": "x"}', '{"a": 1, "c": 2}'))
     one = json_grammar({**schema, "propertyNames": {"const": "a"}}, 100)
     assert held(one, '{"a": 1}') and not held(one, '{"b": 1}')
-    for others in ({"pattern": "^a"}, {"enum": [1, 2], "type": "integer"}):
-        with pytest.raises(ConfigError, match="propertyNames"):
-            json_grammar({**schema, "propertyNames": others}, 100)
+    with pytest.raises(ConfigError, match="propertyNames"):
+        json_grammar({**schema, "propertyNames": {"pattern": "^a", "maxLength": 3}}, 100)
+
+
+@pytest.mark.parametrize(
+    ("kind", "right", "wrong"),
+    [
+        (dict[date, int], {"2026-01-31": 1}, {"2026-01-31": "x"}),
+        (dict[IntEnum("Floor", "LOW HIGH"), int], {"1": 1, "2": 2}, {"3": 1}),  # type: ignore[misc]
+        (dict[Annotated[str, Field(min_length=2, max_length=3)], int], {"ab": 1}, {"abcd": 1}),
+    ],
+)
+def test_dictionary_of_a_class_has_keys_of_their_kind(kind: Any, right: Any, wrong: Any) -> None:
+    grammar = json_grammar(TypeAdapter(kind).json_schema(), 100)
+    assert held(grammar, json.dumps(right)) and not held(grammar, json.dumps(wrong))
+
+
+def test_dictionary_has_no_keys_but_those_of_their_pattern() -> None:
+    schema = {"type": "object", "propertyNames": {"pattern": "^[a-z]$"}}
+    grammar = json_grammar({**schema, "additionalProperties": {"type": "integer"}}, 100)
+    assert held(grammar, '{"a": 1}')
+    assert not any(held(grammar, value) for value in ('{"1": 1}', '{"a": "x"}'))
+
+
+def test_multiple_may_be_negative_or_is_refused() -> None:
+    """Grammars know those above zero only, and would leave a minus no way to an end."""
+    step: dict[str, Any] = {"type": "number", "multipleOf": 0.5}
+    with pytest.raises(ConfigError, match="multipleOf: give a minimum of 0"):
+        json_grammar(step, 100)
+    above = json_grammar({**step, "minimum": 0}, 100)
+    assert held(above, "1.5") and not held(above, "1.2")
+    assert held(json_grammar({"type": "integer", "multipleOf": 1}, 100), "-3")
+    assert held(json_grammar(class_schema(step), 100), "-1.5")
+    assert class_schema({**step, "minimum": 0}) == {**step, "minimum": 0}
 
 
 def test_alternative_that_no_grammar_holds_is_left_out_while_there_are_others() -> None:
