@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from blendrag.chat.request import ChatRequest
+from blendrag.chat.request import ARGUMENTS, ChatRequest
 from blendrag.engine.client.tool_parser import ToolParser
 from blendrag.errors import ConfigError
 from blendrag.text import plain
@@ -32,7 +32,6 @@ _MAYBE = re.compile(r'[\s,;\[\]}]*(?:{\s*(?:"|\Z)|\Z)|\s*\[\s*[\w.]*(?:\(|\Z)')
 # begin at once, or in the next line. Until an answer ends, that may yet be, and a word become a tool's name.
 _CLOSED = rf"[\w\n](?:(?!{OPEN})[\s\S])*?{CLOSE}"
 _PERHAPS = r"[\w\n]|\s*\w\S*\Z"
-_ARGUMENTS = ("arguments", "parameters", "args", "input")
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +251,7 @@ def _call(value: Any, written: str, names: Sequence[str]) -> ToolCall | InvalidT
     if not isinstance(value, dict):
         return InvalidToolCall(written, "not a JSON object")
     value = _function(value)
-    found = [value[key] for key in _ARGUMENTS if key in value]
+    found = [value[key] for key in ARGUMENTS if key in value]
     if not found and value.keys() - {"name", "type", "id"}:
         return InvalidToolCall(written, "it has no arguments, and more than a name")
     return _call_of(value.get("name"), found[0] if found else {}, written, names)

@@ -19,6 +19,8 @@ from blendrag.prompt import Messages, PromptPlan
 from blendrag.settings import RENAMED, Settings
 from blendrag.text import encodable, plain
 
+ARGUMENTS = ("arguments", "parameters", "args", "input")
+"""Names that a call's arguments have, of models and frameworks."""
 AUTO, NONE, REQUIRED = "auto", "none", "required"
 # Options that are numbers, and the least that each may be.
 _NUMBERS: dict[str, tuple[type, int]] = {
@@ -157,6 +159,8 @@ def make_request(settings: Settings, messages: Messages | str, options: RequestO
     Raises ConfigError for an unknown option, for a value that cannot be used, and where there is no message.
     """
     check_names(options, RequestOptions.__annotations__)
+    if not isinstance(messages, Iterable):
+        raise ConfigError(f"a prompt is a text, or messages, not {messages!r}")
     if not messages and not isinstance(messages, str):
         raise ConfigError("there is no message to answer")
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
@@ -269,7 +273,7 @@ def in_present_form(message: dict[str, Any]) -> dict[str, Any]:
 def _call(call: Any) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
     given = {**call, **function} if isinstance(function, dict) else call if isinstance(call, dict) else {}
-    arguments = given.get("arguments") or {}
+    arguments: Any = next((given[name] for name in ARGUMENTS if given.get(name)), {})
     if isinstance(arguments, str):
         try:
             written = json.loads(arguments)

@@ -23,6 +23,8 @@ from blendrag.text import encodable
 _encoding = threading.Lock()
 _spelled: WeakKeyDictionary[Any, dict[int, tuple[int, ...]]] = WeakKeyDictionary()
 
+_SWITCH, _NEVER = re.compile("/(?:no_)?think"), re.compile("(?!)")
+
 Messages = Sequence[Mapping[str, Any]]  # role, content: those of chat completions
 
 
@@ -59,7 +61,7 @@ def render_parts(tokenizer: Any, messages: Messages, /, **options: Any) -> list[
     says can never be taken for markup.
     """
     contents = [message.get("content") or "" for message in messages]
-    masked, marks, mark_of = _masked(messages)
+    masked, marks, mark_of = _masked(tokenizer, messages)
     pieces = mark_of.split(render_chat(tokenizer, masked, **options))
 
     if _join(pieces, contents) != render_chat(tokenizer, messages, **options):
@@ -67,6 +69,7 @@ def render_parts(tokenizer: Any, messages: Messages, /, **options: Any) -> list[
         for number, (message, mark) in enumerate(zip(messages, marks, strict=True)):
             before, _, after = template.partition(mark)
             shown = render_chat(tokenizer, [*masked[:number], message, *masked[number + 1 :]], **options)
+            shown = mark_of.sub(lambda found: marks[int(found[1])], shown)
             fits = shown.startswith(before) and shown.endswith(after) and len(shown) >= len(before + after)
             if mark in template and fits:
                 contents[number] = shown[len(before) : len(shown) - len(after)]
@@ -81,26 +84,31 @@ def passed_over(tokenizer: Any, messages: Messages, /, **options: Any) -> int:
     """Return how many contents of ``messages`` the model's chat template does not write: some pass over a
     system message that is not the first, roles that they do not know, or what is said beside a call. Raises
     ModelError as ``render_chat`` does."""
-    masked, marks, _ = _masked(messages)
+    masked, marks, _ = _masked(tokenizer, messages)
     shown = render_chat(tokenizer, masked, **options)
     return sum(
-        message.get("content") == mark and mark not in shown
+        mark in (message.get("content") or "") and mark not in shown
         for message, mark in zip(masked, marks, strict=True)
     )
 
 
-def _masked(messages: Messages) -> tuple[list[Mapping[str, Any]], list[str], re.Pattern[str]]:
+def _masked(tokenizer: Any, messages: Messages) -> tuple[list[Mapping[str, Any]], list[str], re.Pattern[str]]:
     """Return messages with a mark in place of each content, the marks, and what finds the number of one."""
     nonce = secrets.randbits(64)  # digits and signs only: the same in upper and lower case
     marks = [f"[{nonce}:{number}]" for number in range(len(messages))]
-    masked = [
+    # Some templates are told in a content whether the model thinks, and take that out of it.
+    told = _SWITCH if "/no_think" in str(getattr(tokenizer, "chat_template", None)) else _NEVER
+    masked = list(messages)
+    for number, (message, mark) in enumerate(zip(messages, marks, strict=True)):
+        content = message.get("content")
         # An empty content stays: templates ask whether there is one (a tool call comes without).
-        {**message, "content": mark}
-        if isinstance(message.get("content"), str) and message["content"]
-        else message
-        for message, mark in zip(messages, marks, strict=True)
-    ]
-    return masked, marks, re.compile(rf"\[{nonce}:(\d+)\]")
+        if (
+            isinstance(content, str)
+            and content
+            and (told.sub("", content).strip() or not told.search(content))
+        ):
+            masked[number] = {**message, "content": mark + "".join(dict.fromkeys(told.findall(content)))}
+    return masked, marks, re.compile(rf"\[{nonce}:(\d+)\](?:{told.pattern})*")
 
 
 def _join(pieces: Sequence[str], contents: Sequence[str]) -> str:

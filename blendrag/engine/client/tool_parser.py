@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +20,8 @@ _log = logging.getLogger(__name__)
 
 _OWN = "hermes"  # vLLM's name of its parser of JSON between <tool_call> tags
 _HARMONY = "openai"  # vLLM's name of its parser of gpt-oss, which reads tokens
+_ESCAPING = "functiongemma"  # that of one whose calls are in braces, their texts between escapes
+_ESCAPED = re.compile(r"<start_function_call>call:([^\s{]+)({.*?})<end_function_call>", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +69,7 @@ NOTATIONS = (
     Notation("seed_oss", ("<seed:tool_call>",), each="<function=", end="</function>"),
     Notation("longcat", ("<longcat_tool_call>",)),
     Notation("gemma4", ("<|tool_call>",), end="<tool_call|>"),
-    Notation("functiongemma", ("<start_function_call>",), end="<end_function_call>"),
+    Notation(_ESCAPING, ("<start_function_call>",), end="<end_function_call>"),
     Notation("lfm2", ("<|tool_call_start|>",), signs=("<|tool_list_start|>",), end="<|tool_call_end|>"),
     Notation("mistral", ("[TOOL_CALLS]",), end="}"),
     Notation("internlm", ("<|action_start|>",), end="<|action_end|>"),
@@ -155,7 +159,7 @@ class ToolParser:
         except Exception as error:
             raise ConfigError(f"tool_parser {name!r} cannot read these tools: {error}") from error
         known = next((one for one in NOTATIONS if one.parser == _SAME.get(name, name)), Notation("", ()))
-        self._by_tokens = name == _HARMONY
+        self._by_tokens, self._escapes = name == _HARMONY, name == _ESCAPING
         self.apart = False
         """True if calls are told from tokens, and are no part of the text."""
         self.skip_special_tokens: bool = bool(self._request.skip_special_tokens)
@@ -173,6 +177,8 @@ class ToolParser:
     def read(self, text: str, token_ids: Sequence[int]) -> tuple[str, list[tuple[str, str]]]:
         """Return the text of an answer, and the names and arguments of its calls: arguments as the model
         wrote them, or as JSON. If there are no calls, the text is unchanged."""
+        if self._escapes and (found := _ESCAPED.findall(text)):  # vLLM's reads texts only
+            return _ESCAPED.sub("", text), [(name, _unescaped(arguments)) for name, arguments in found]
         try:
             _, content, calls = self._parser.parse(
                 text, self._request, enable_auto_tools=True, model_output_token_ids=list(token_ids)
@@ -187,3 +193,11 @@ class ToolParser:
     def calls_in(self, text: str) -> int:
         """Return how many calls seem to be in a text, at least."""
         return sum(map(text.count, self.each))
+
+
+def _unescaped(arguments: str) -> str:
+    """Return arguments as JSON: their texts quoted, and the names of all."""
+    return "".join(
+        json.dumps(piece) if at % 2 else re.sub(r"([{,]\s*)([^\s{}\[\],:]+)\s*:", r'\1"\2":', piece)
+        for at, piece in enumerate(arguments.split("<escape>"))
+    )

@@ -176,7 +176,8 @@ def test_message_of_chat_completions_is_read_in_each_of_its_forms() -> None:
     assert made({"role": "user", "content": parts})[0]["content"] == "Sky\nor sea?"
     call = {"id": "1", "name": "look", "arguments": {"at": "sky"}}
     function = {"name": "look", "arguments": '{"at": "sky"}'}
-    for written in (call, {"id": "1", "type": "function", "function": function}):
+    langchains = {"id": "1", "name": "look", "args": {"at": "sky"}}
+    for written in (call, {"id": "1", "type": "function", "function": function}, langchains):
         assert made({"role": "assistant", "content": None, "tool_calls": [written]})[0]["tool_calls"] == [
             call
         ]

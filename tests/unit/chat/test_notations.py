@@ -84,6 +84,13 @@ WRITTEN = [
     ),
     ("jamba", f"<tool_calls>[{A}, {B}]</tool_calls>", BOTH, ""),
     ("hunyuan_a13b", f"<tool_calls>[{A}]</tool_calls>", 1, ""),
+    (
+        "functiongemma",
+        "I look.<start_function_call>call:weather{city:<escape>Oslo<escape>,days:2}<end_function_call>"
+        "<start_function_call>call:clock{}<end_function_call>",
+        BOTH,
+        "I look.",
+    ),
     ("internlm", f"I look.<|action_start|><|plugin|>{A_}<|action_end|>", 1, "I look."),
     ("lfm2", 'I look.<|tool_call_start|>[weather(city="Oslo", days=2)]<|tool_call_end|>', 1, "I look."),
     ("olmo3", '<function_calls>\nweather(city="Oslo", days=2)\nclock()\n</function_calls>', BOTH, ""),

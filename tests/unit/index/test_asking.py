@@ -112,6 +112,7 @@ def test_failure_is_shown_without_retries_and_at_once_when_it_is_final(
         (HELLO, {"blend": "off"}, "blend must be True or False, not 'off'"),
         (HELLO, {"recompute_ratio": 2}, "recompute_ratio must be between 0 and 1, not 2"),
         (" \n", {}, "the question is empty"),
+        (5, {}, "a prompt is a text, or messages, not 5"),
     ],
 )
 def test_wrong_question_is_refused_in_one_line(

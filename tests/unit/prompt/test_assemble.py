@@ -114,3 +114,23 @@ def test_character_that_the_vocabulary_lacks_does_not_cost_the_reuse(
     question = "Who \x13 approves \U00040000?"
     assert decode(tokenizer, encode_document(tokenizer, question)) != question
     assert asked(tokenizer, ingested, question=question).cached_keys == tuple(known.key for known in ingested)
+
+
+SWITCHED = (  # as SmolLM3's, and Nemotron's
+    "{% set ns = namespace(thinks=true) %}{% for m in messages %}{% set said = m.content %}"
+    "{% if m.role == 'system' %}{% if '/no_think' in said %}{% set ns.thinks = false %}{% endif %}"
+    "{% set said = said.replace('/no_think', '').replace('/think', '').rstrip() %}{% endif %}"
+    "<|im_start|>{{ m.role }}\n{{ said }}<|im_end|>\n{% endfor %}{{ '' if ns.thinks else '<think></think>' }}"
+)
+
+
+@pytest.mark.parametrize("system", ["/no_think", "Answer. /no_think", "/no_think Answer.", "Answer.\n/think"])
+def test_template_hears_in_a_system_message_whether_to_think(
+    with_template: Callable[[str], Any], ingested: list[KnownText], system: str
+) -> None:
+    switched, question = with_template(SWITCHED), "What is at example.com/thinking/no_think?"
+    plan = asked(switched, ingested[:1], system=system, question=question)
+    stuffed = f"{ingested[0].text}\n\n{question}"
+    messages = [{"role": "system", "content": system}, {"role": "user", "content": stuffed}]
+    assert plan.text == render_chat(switched, messages) and plan.cached_keys == ("key0",)
+    assert plan.text.endswith("<think></think>") == ("/no_think" in system)
