@@ -58,7 +58,12 @@ WITHOUT_EFFECT = frozenset(
 )  # fmt: skip
 """Names without an effect: of another provider's accounts, caches and interfaces, and of what holds
 anyway."""
-_SUCCESSORS = {"functions": "tools", "function_call": "tool_choice"}  # of OpenAI's former options
+_SUCCESSORS = {  # of OpenAI's and vLLM's former options, and of a variable that some give as one
+    "functions": "tools",
+    "function_call": "tool_choice",
+    "enable_thinking": "chat_template_kwargs",
+    **{f"guided_{kind}": "structured_outputs" for kind in ("choice", "grammar", "json", "regex")},
+}
 TAKEN = frozenset({*_OURS, *ALIASES, *_MEANT, *_NESTED, *_SAMPLING})
 """Names of all options of a call."""
 

@@ -48,6 +48,7 @@ def test_wrong_value_is_found_when_the_object_is_made(wrong: dict[str, Any]) -> 
         ("recompute_ration", "recompute_ratio"), ("modle", "model"), ("max_token", "max_tokens"),
         ("presence_penality", "presence_penalty"), ("defualt_headers", "default_headers"),
         ("kv_cache_gb", "kv_cache_gib"), ("functions", "tools"), ("function_call", "tool_choice"),
+        ("guided_json", "structured_outputs"), ("enable_thinking", "chat_template_kwargs"),
     ],
 )  # fmt: skip
 def test_name_without_a_meaning_is_told_what_may_be_meant(written: str, meant: str) -> None:
