@@ -149,10 +149,11 @@ class Schemas:
             made["$ref"] = f"#/$defs/{self._name(made['$ref'], resolver.lookup(made['$ref']))}"
         if isinstance(made.get("propertyNames"), Mapping):
             made = self._named(made)
-        if "multipleOf" in made and _types(made) & {"integer", "number"} and not above_zero(made):
-            if made["multipleOf"] != 1 or "number" in _types(made):
-                raise ConfigError("no grammar knows a negative multipleOf: give a minimum of 0")
+        # Grammars know no negative multiples: of numbers on both sides of zero, they have those above it.
+        if made.get("multipleOf") == 1 and _types(made) & {"integer", "number"} == {"integer"}:
             del made["multipleOf"]
+        elif "multipleOf" in made and (made.get("maximum", 0) < 0 or made.get("exclusiveMaximum", 1) <= 0):
+            raise ConfigError("no grammar knows multipleOf of negative numbers")
         if made.get("format", "date") not in _FORMATS:
             del made["format"]
         for bound, sign in _LARGEST.items():
@@ -278,7 +279,7 @@ def with_room(schema: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
             part.setdefault("additionalProperties", False)
         if "string" in _types(part) and part.get("format") in _DIGITS:
             part.setdefault("pattern", _DIGITS[part["format"]])
-        # Grammars know no negative multiples, nor their exponents, which numbers without bounds may need.
+        # Nor do they know exponents of multiples, which numbers without bounds may need.
         if "number" in _types(part) and above_zero(part) and part.keys().isdisjoint(_DECIDED):
             part.setdefault("multipleOf", _FRACTION)
     room = _CHARACTERS_PER_TOKEN * max_tokens

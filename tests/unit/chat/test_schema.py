@@ -360,12 +360,13 @@ def test_dictionary_has_no_keys_but_those_of_their_pattern() -> None:
     assert not any(held(grammar, value) for value in ('{"1": 1}', '{"a": "x"}'))
 
 
-def test_multiple_may_be_negative_or_is_refused() -> None:
-    """Grammars know those above zero only, and would leave a minus no way to an end."""
+def test_multiples_of_a_class_may_be_negative_and_others_are_refused_if_all_are() -> None:
+    """Grammars know those from zero up only."""
     step: dict[str, Any] = {"type": "number", "multipleOf": 0.5}
-    with pytest.raises(ConfigError, match="multipleOf: give a minimum of 0"):
-        json_grammar(step, 100)
-    above = json_grammar({**step, "minimum": 0}, 100)
+    for negative in ({"maximum": -10}, {"exclusiveMaximum": 0}):
+        with pytest.raises(ConfigError, match="multipleOf of negative numbers"):
+            json_grammar({**step, **negative}, 100)
+    above = json_grammar(step, 100)
     assert held(above, "1.5") and not held(above, "1.2")
     assert held(json_grammar({"type": "integer", "multipleOf": 1}, 100), "-3")
     assert held(json_grammar(class_schema(step), 100), "-1.5")
