@@ -9,7 +9,13 @@ from decimal import Decimal
 from typing import Any, NamedTuple
 
 _LONGEST_FORMAT = 255  # that Excel takes
-_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+_LATIN, _CYRILLIC = "abcdefghijklmnopqrstuvwxyz", "абвгдежзиклмнопрстуфхцчшщыэюя"
+_LETTERS = {"lowerLetter": _LATIN, "upperLetter": _LATIN.upper(), "russianLower": _CYRILLIC,
+            "russianUpper": _CYRILLIC.upper()}  # fmt: skip
+_HAN = "零一二三四五六七八九"
+_COUNTED = ("chineseCounting", "chineseCountingThousand", "japaneseCounting", "taiwaneseCountingThousand")
+_DIGITS = {"decimalFullWidth": "０１２３４５６７８９", "ideographDigital": "〇一二三四五六七八九",
+           "thaiNumbers": "๐๑๒๓๔๕๖๗๘๙", "hindiNumbers": "०१२३४५६७८९"}  # fmt: skip
 _ROMAN = {1000: "m", 900: "cm", 500: "d", 400: "cd", 100: "c", 90: "xc", 50: "l", 40: "xl", 10: "x", 9: "ix",
           5: "v", 4: "iv", 1: "i"}  # fmt: skip
 
@@ -92,14 +98,23 @@ def _parts_of(format: str) -> list[_Shown]:
 
 def formatted(number: int, kind: str) -> str:
     """Return a number in one of the forms that lists have for it."""
-    if kind in ("lowerLetter", "upperLetter") and number:
-        times, letter = divmod(number - 1, len(_LETTERS))
-        written = _LETTERS[letter] * min(times + 1, 9)
-    elif kind in ("lowerRoman", "upperRoman") and number < 10_000:
+    if (letters := _LETTERS.get(kind)) and number:
+        times, letter = divmod(number - 1, len(letters))
+        return letters[letter] * min(times + 1, 9)
+    if kind in ("lowerRoman", "upperRoman") and number < 10_000:
         written = ""
         for value, sign in _ROMAN.items():
             times, number = divmod(number, value)
             written += sign * times
-    else:
-        return "" if kind == "none" else f"{number:02}" if kind == "decimalZero" else str(number)
-    return written.upper() if kind.startswith("upper") else written
+        return written.upper() if kind == "upperRoman" else written
+    if kind in _COUNTED and 0 < number < 10_000:
+        units = zip(f"{number:04}", ("千", "百", "十", ""), strict=True)
+        words = "".join(_HAN[int(digit)] + unit * (digit != "0") for digit, unit in units)
+        if kind.startswith("japanese"):
+            return re.sub("零|一(?=[千百十])", "", words)
+        return re.sub("^一十", "十", re.sub("零+", "零", words).strip("零"))
+    if kind == "decimalEnclosedCircle" and 0 < number <= 20:
+        return chr(ord("①") + number - 1)
+    if kind in _DIGITS:
+        return "".join(_DIGITS[kind][int(digit)] for digit in str(number))
+    return "" if kind in ("none", "bullet") else f"{number:02}" if kind == "decimalZero" else str(number)

@@ -79,16 +79,21 @@ def complete(tree: Any, rels: Mapping[str, Any]) -> None:
     for math in select(tree, ".//a:p/*[local-name()='m'][*]"):
         math.addprevious(math.getparent().add_r(formula(math[0])))
     for run in select(tree, ".//a:r[a:rPr/a:sym or a:rPr/a:latin]"):
-        for font in select(run, "a:rPr/a:sym/@typeface | a:rPr/a:latin/@typeface"):
-            run.t.text = in_letters(run.t.text or "", font)
+        for font in select(run, "a:rPr/a:sym | a:rPr/a:latin"):
+            first = 0x80 if font.tag.endswith("}sym") else 0x21  # letters and digits have the other font
+            run.t.text = in_letters(run.t.text or "", font.get("typeface", ""), first)
     for link in select(tree, ".//a:r[a:t!='']/a:rPr/a:hlinkClick[@r:id!='']"):
         run, leads_to = link.getparent().getparent(), rels.get(link.rId)
         if leads_to is not None and leads_to.is_external:
             run.t.text = f"[{run.t.text}]({leads_to.target_ref})"
-    for run in select(tree, ".//a:p/a:r[a:rPr/@baseline > 0]"):
-        before = run.getprevious()  # none, or the paragraph's properties: a note's number
-        if before is not None and not str(before.tag).endswith("}pPr") and RAISED.match(run.t.text or ""):
-            run.t.text = f"^{run.t.text}"
+    for run in select(tree, ".//a:p/a:r[a:rPr/@baseline != 0]"):
+        raised, text = bool(select(run, "a:rPr/@baseline > 0")), run.t.text or ""
+        before, behind = (
+            select(run, f"string({side}-sibling::*[1]/a:t)") for side in ("preceding", "following")
+        )
+        as_digits = text[:1].isdigit() and (before[-1:].isdigit() or behind[:1].isdigit())
+        if (before and RAISED.match(text)) if raised else as_digits:  # no note's number: nothing is before it
+            run.t.text = ("^" if raised else "_") + (f"({text})" if behind[:1].isdigit() else text)
     for body in select(tree, ".//*[a:p/a:pPr/a:buAutoNum]"):
         _number(body)
 
@@ -98,6 +103,14 @@ _NUMBERED = {
     "alphaUc": "upperLetter",
     "romanLc": "lowerRoman",
     "romanUc": "upperRoman",
+    "arabicDb": "decimalFullWidth",
+    "circleNumDb": "decimalEnclosedCircle",
+    "ea1Chs": "chineseCounting",
+    "ea1Cht": "chineseCounting",
+    "ea1JpnChsDb": "japaneseCounting",
+    "ea1JpnKor": "japaneseCounting",
+    "hindiNum": "hindiNumbers",
+    "thaiNum": "thaiNumbers",
 }
 
 
@@ -118,7 +131,7 @@ def _number(body: Any) -> None:
         kinds[level] = kind, first_number
         counts[level] += 1
         number = formatted(counts[level], _NUMBERED.get(kind.partition("P")[0], "decimal"))
-        first = paragraph.add_r(f"{number}) " if kind.endswith(("ParenR", "ParenBoth")) else f"{number}. ")
+        first = paragraph.add_r("(" * kind.endswith("Both") + number + (") " if "Paren" in kind else ". "))
         paragraph.xpath("a:r|a:fld|a:br")[0].addprevious(first)
 
 
@@ -212,7 +225,7 @@ def _diagram(part: bytes) -> Iterator[str]:
 
 
 def plain_lines(text: str) -> str:
-    return text.replace("\v", "\n").strip()
+    return text.replace("\v", "\n").strip("\n").rstrip()
 
 
 def table_of(rows: Sequence[Mapping[int, str]]) -> str:

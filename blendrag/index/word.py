@@ -4,18 +4,17 @@ get their numbers, which it counts anew behind each interruption, or leaves out.
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from itertools import pairwise
-from typing import NamedTuple
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
 from blendrag.index.fields import VAL, W, field_of, leave_codes, shown
 from blendrag.index.formulas import MATH, formula, local
 from blendrag.index.html import markdown
-from blendrag.index.numbers import formatted
+from blendrag.index.numbering import CODE, NUMBER, Numbers, font_of, int_of, run_of, text_of, value
 from blendrag.index.package import Parts, packed
 from blendrag.index.text import Content, Unusable
 
@@ -36,13 +35,8 @@ _SHOWN = tuple(f"{W}{name}" for name in ("t", "footnoteReference", "endnoteRefer
 _BREAK, _READING = f"{W}br", f"{W}rt"
 _SAME = {f"{W}cr": _BREAK, f"{W}dstrike": f"{W}strike", f"{W}ptab": f"{W}tab"}
 
-# No character of any text. It stands around the number of an item in a list.
-_NUMBER = "\ufdd1"
-_ITEM = re.compile(rf"<li>((?:<(?!/?li\b)[^<>]*>)*){_NUMBER}(\d+){_NUMBER}")
-_COUNTED = re.compile(r"(\d{1,9})[.)]?")
-_HEADING = re.compile(r"heading [1-6]|title", re.IGNORECASE)
+_ITEM = re.compile(rf"<li>((?:<(?!/?li\b)[^<>]*>)*){NUMBER}(\d+){NUMBER}")
 _MAX_TAGS = 1_000_000  # of a document: each costs up to a kilobyte and a tenth of a millisecond
-_CODE_STYLES = ("code", "html preformatted", "preformatted text", "source code")
 
 
 def read_docx(parts: Parts) -> Content:
@@ -51,8 +45,9 @@ def read_docx(parts: Parts) -> Content:
 
     if sum(part.count(b"<") for name, part in parts.items() if name.endswith(".xml")) > _MAX_TAGS:
         raise Unusable(f"Word document of more than {_MAX_TAGS:,} tags")
-    codes = (f"p[style-name='{name}'] => pre:separator('\\n')" for name in _CODE_STYLES)
-    styles = "\n".join(("p[style-name='Title'] => h1:fresh", "comment-reference => sup", *codes))
+    styles = "\n".join(
+        ("p[style-name='Title'] => h1:fresh", "comment-reference => sup", f"p.{CODE} => pre:separator('\\n')")
+    )
     pictures = mammoth.images.img_element(lambda picture: {"src": ""})
     page = mammoth.convert_to_html(
         packed(_for_mammoth(parts)),
@@ -69,11 +64,13 @@ def _for_mammoth(parts: Parts) -> Parts:
     for name in filter(re.compile(r"word/[^/]+\.xml").fullmatch, parts):
         with contextlib.suppress(ElementTree.ParseError):  # mammoth says so, if it needs this part
             trees[name] = ElementTree.fromstring(parts[name])
-    numbers = _Numbers(trees.values())
+    numbers = Numbers(trees.values())
     notes = {(local(note), note.get(_ID)) for root in trees.values() for note in root if note.get(_ID)}
     for name, root in trees.items():
         if local(root) in _READ:
             leave_codes(root)
+            for run in root.iter(f"{W}r"):
+                numbers.write_style(run)
             _write_letters(root)
             _join_paragraphs(root)
             _read_whole(root)
@@ -81,11 +78,8 @@ def _for_mammoth(parts: Parts) -> Parts:
             _cut(root, parts.get(f"word/_rels/{name.removeprefix('word/')}.rels", b""), notes)
             in_table = _in_tables(root)
             for paragraph in root.iter(f"{W}p") if local(root) == "document" else ():
+                numbers.write_code(paragraph, apart=paragraph not in in_table)
                 numbers.write(paragraph)
-                if (code := numbers.style_of_code(paragraph)) is not None and paragraph in in_table:
-                    code.attrib.clear()
-                elif code is not None and not any(part.text for part in paragraph.iter(f"{W}t")):
-                    paragraph.append(_run(_NUMBER))  # an empty line, which mammoth would pass over
             parts[name] = ElementTree.tostring(root, "utf-8")
     return parts
 
@@ -93,7 +87,7 @@ def _for_mammoth(parts: Parts) -> Parts:
 def _numbered(page: str) -> str:
     """Return mammoth's HTML with the numbers of a list's items where HTML has them."""
     page = _ITEM.sub(r'<li value="\2">\1', page)
-    return re.sub(rf"{_NUMBER}(\d+){_NUMBER}", r"\1. ", page).replace(_NUMBER, "")
+    return re.sub(rf"{NUMBER}(\d+){NUMBER}", r"\1. ", page).replace(NUMBER, "")
 
 
 def _cut(root: Element, targets: bytes, notes: Collection[tuple[str, str | None]]) -> None:
@@ -119,10 +113,10 @@ def _read_whole(element: Element) -> bool:
     for child in sorted(element, key=lambda part: part.tag == _READING):  # which stands before its letters
         if MATH in child.tag:
             has_text = True
-            children.append(_run(formula(child)))
+            children.append(run_of(formula(child)))
             continue
         if described := _description(child):
-            children.append(_text(described))
+            children.append(text_of(described))
         if _read_whole(child):
             has_text = True
             children += _in_place_of(child, local(element))
@@ -130,7 +124,7 @@ def _read_whole(element: Element) -> bool:
             has_text = True
         else:
             if said := _said(child):
-                children.append(_text(said))
+                children.append(text_of(said))
             child.tag = _SAME.get(child.tag, child.tag)
             if child.tag == _BREAK:
                 child.attrib.clear()  # of a page or a column: it parts words all the same
@@ -143,14 +137,14 @@ def _in_place_of(element: Element, around: str) -> list[Element]:
     """Return what stands in place of an element with text."""
     name = local(element)
     if name == "AlternateContent":  # several forms of the same
-        return list(next(form for form in element if _has_text(form)))
+        return list(next(form for form in element if _hastext_of(form)))
     if name == "txbxContent" and around != "textbox":
         box = Element(f"{W}pict")
         box.append(element)
         return [box]
-    parts = [part for part in element if _has_text(part)]
+    parts = [part for part in element if _hastext_of(part)]
     if element.tag == _READING:
-        return [_run("("), *parts, _run(")")]
+        return [run_of("("), *parts, run_of(")")]
     if name == "fldSimple":  # a link, perhaps
         return field_of(element.get(f"{W}instr", ""), parts)
     return [element] if name in _READ else parts
@@ -188,7 +182,7 @@ def _said(element: Element) -> str:
         return shown(element.get(f"{W}instr", ""))
     for choice in element.iter(f"{W}ddList") if local(element) == "fldChar" else ():
         offered = [entry.get(VAL, "") for entry in choice.iter(f"{W}listEntry")]
-        chosen = _int(_value(choice, "result") or _value(choice, "default"))
+        chosen = int_of(value(choice, "result") or value(choice, "default"))
         return "".join(offered[chosen : chosen + 1])
     return ""
 
@@ -196,8 +190,7 @@ def _said(element: Element) -> str:
 def _write_letters(root: Element) -> None:
     """Write letters and signs where Word names them by their places in a font."""
     for run in root.iter(f"{W}r"):
-        fonts = run.find(f"{W}rPr/{W}rFonts")
-        font = "" if fonts is None else fonts.get(f"{W}hAnsi", fonts.get(f"{W}ascii", ""))
+        font = font_of(run)
         for part in run:
             if part.tag == f"{W}t":
                 part.text = in_letters(part.text or "", font)
@@ -209,17 +202,18 @@ def _write_letters(root: Element) -> None:
                     part.tag, part.text = f"{W}t", text
 
 
-def in_letters(text: str, font: str) -> str:
-    """Return a run's text with the letters and signs that a font shows in its own places for them."""
+def in_letters(text: str, font: str, first: int = 0x21) -> str:
+    """Return a run's text with the letters and signs that a font shows in its own places for them, which are
+    those of other letters, too, from the first on."""
+    return text.translate(_letters(font, first))
+
+
+@functools.lru_cache
+def _letters(font: str, first: int) -> dict[int, int]:
     from mammoth.docx.dingbats import dingbats
 
-    def of(found: re.Match[str]) -> str:
-        return chr(dingbats.get((font, ord(found[0]) & 0xFF), ord(found[0])))
-
-    return _PLACES.sub(of, text)
-
-
-_PLACES = re.compile("[\uf020-\uf0ff]")
+    places = (*range(first, 0x100), *range(0xF020, 0xF100))
+    return {place: dingbats[font, place & 0xFF] for place in places if (font, place & 0xFF) in dingbats}
 
 
 def _join_paragraphs(root: Element) -> None:
@@ -284,146 +278,5 @@ def _in_tables(root: Element) -> set[Element]:
     return found
 
 
-def _has_text(element: Element) -> bool:
+def _hastext_of(element: Element) -> bool:
     return any(next(element.iter(tag), None) is not None for tag in _SHOWN)
-
-
-def _run(text: str) -> Element:
-    run = Element(f"{W}r")
-    run.append(_text(text))
-    return run
-
-
-def _text(text: str) -> Element:
-    element = Element(f"{W}t")
-    element.text = text
-    return element
-
-
-# -- the numbers of paragraphs -----------------------------------------------------------------------------
-
-
-class _Level(NamedTuple):
-    start: int
-    format: str
-    text: str
-    style: str
-    legal: bool
-
-
-class _Numbers:
-    """The numbers of a document's paragraphs, counted in their order."""
-
-    def __init__(self, trees: Iterable[Element]) -> None:
-        self._levels: dict[str, dict[int, _Level]] = {}
-        self._kinds: dict[str, str] = {}  # of numbered lists: which counts and forms they have
-        self._overrides: dict[str, dict[int, _Level]] = {}
-        self._starts: dict[str, dict[int, int]] = {}
-        self._styles: dict[str, Element] = {}
-        self._counts: dict[str, dict[int, int]] = defaultdict(dict)
-        links: dict[str, str] = {}
-        for root in trees:
-            for style in root.iter(f"{W}style"):
-                self._styles[style.get(f"{W}styleId", "")] = style
-            for kind in root.iter(f"{W}abstractNum"):
-                id = kind.get(f"{W}abstractNumId", "")
-                self._levels[id] = dict(_level(one) for one in kind.iter(f"{W}lvl"))
-                links[id] = _value(kind, "numStyleLink")
-            for num in root.iter(f"{W}num"):
-                id = num.get(f"{W}numId", "")
-                self._kinds[id] = _value(num, "abstractNumId")
-                self._overrides[id] = dict(_level(one) for one in num.iter(f"{W}lvl"))
-                starts = (
-                    (_int(one.get(f"{W}ilvl")), _value(one, "startOverride"))
-                    for one in num.iter(f"{W}lvlOverride")
-                )
-                self._starts[id] = {place: _int(start) for place, start in starts if start}
-        for id, kind_id in list(self._kinds.items()):
-            linked = self._styles.get(links.get(kind_id, ""))
-            if linked is not None:
-                self._kinds[id] = self._kinds.get(_value(linked, "pPr/numPr/numId"), kind_id)
-
-    def write(self, paragraph: Element) -> None:
-        """Write a paragraph's number before its text, if it has one."""
-        properties, style = paragraph.find(f"{W}pPr"), _value(paragraph, "pPr/pStyle")
-        num, place = self._of(paragraph, style)
-        levels = self._of_list(num)
-        if properties is None or place not in levels:
-            return
-        label = self._label(num, place, levels)
-        if levels[place].format == "bullet":
-            return
-        named = self._styles.get(style)
-        heading = named is not None and _HEADING.fullmatch(_value(named, "name"))
-        counted = _COUNTED.fullmatch(label)
-        if not counted:  # no list of Markdown has such numbers
-            for given in properties.findall(f"{W}numPr"):
-                properties.remove(given)
-            none = ElementTree.SubElement(properties, f"{W}numPr")
-            for name in ("ilvl", "numId"):
-                ElementTree.SubElement(none, f"{W}{name}").set(VAL, "0")
-        if label:
-            written = f"{_NUMBER}{counted[1]}{_NUMBER}" if counted and not heading else f"{label} "
-            paragraph.insert(list(paragraph).index(properties) + 1, _run(written))
-
-    def style_of_code(self, paragraph: Element) -> Element | None:
-        """Return what gives a paragraph a style of code, if it has one."""
-        given = paragraph.find(f"{W}pPr/{W}pStyle")
-        named = None if given is None else self._styles.get(given.get(VAL, ""))
-        return given if named is not None and _value(named, "name").lower() in _CODE_STYLES else None
-
-    def _of(self, paragraph: Element, style: str) -> tuple[str, int]:
-        """Return the numbered list of a paragraph, its own or its style's, and the level there."""
-        num, given = _value(paragraph, "pPr/numPr/numId"), _value(paragraph, "pPr/numPr/ilvl")
-        seen: set[str] = set()
-        while not num and style not in seen and (named := self._styles.get(style)) is not None:
-            seen.add(style)
-            num = _value(named, "pPr/numPr/numId")
-            levels = self._of_list(num)
-            of_style = [str(place) for place, level in levels.items() if level.style == style]
-            given = given or next(iter(of_style), "") or _value(named, "pPr/numPr/ilvl")
-            style = _value(named, "basedOn")
-        return num, _int(given)
-
-    def _of_list(self, num: str) -> dict[int, _Level]:
-        return self._levels.get(self._kinds.get(num, ""), {}) | self._overrides.get(num, {})
-
-    def _label(self, num: str, place: int, levels: Mapping[int, _Level]) -> str:
-        counts, starts = self._counts[self._kinds[num]], self._starts.pop(num, None) or {}
-        for start in sorted(starts):  # a list that begins anew does so once
-            counts.pop(start, None)
-        first = {one: starts.get(one, level.start) for one, level in levels.items()}
-        for above in range(place):
-            counts.setdefault(above, first.get(above, 1))
-        counts[place] = counts[place] + 1 if place in counts else first[place]
-        for below in [one for one in counts if one > place]:
-            del counts[below]
-        level = levels[place]
-
-        def count(found: re.Match[str]) -> str:
-            one = int(found[1]) - 1
-            return formatted(counts.get(one, 1), "decimal" if level.legal else levels.get(one, level).format)
-
-        return re.sub(r"%(\d)", count, level.text).strip()
-
-
-def _value(element: Element, path: str) -> str:
-    found = element.find("/".join(f"{W}{name}" for name in path.split("/")))
-    return "" if found is None else found.get(VAL, "")
-
-
-def _int(written: str | None) -> int:
-    return int(written) if written and re.fullmatch(r"\d{1,9}", written) else 0
-
-
-def _level(element: Element) -> tuple[int, _Level]:
-    place = _int(element.get(f"{W}ilvl"))
-    legal = element.find(f"{W}isLgl") is not None
-    text = element.find(f"{W}lvlText")
-    return place, _Level(
-        _int(_value(element, "start") or "1"),
-        _value(element, "numFmt") or "decimal",
-        f"%{place + 1}." if text is None else text.get(VAL, ""),
-        _value(element, "pStyle"),
-        legal,
-    )

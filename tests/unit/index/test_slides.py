@@ -82,6 +82,17 @@ def test_presentation_keeps_numbers_exponents_and_what_is_said_of_shapes() -> No
     )
 
 
+def test_index_of_a_slide_that_would_be_a_digit_is_marked_and_lines_keep_their_blanks() -> None:
+    presentation, slide = one_slide()
+    frame = slide.shapes.add_textbox(0, 0, 9, 9).text_frame
+    frame.text = "    if x:\n        y"
+    paragraph = frame.add_paragraph()
+    for text, height in (("log", 0), ("2", -25_000), ("8 H", 0), ("2", -25_000), ("O", 0)):
+        paragraph.add_run().text = text
+        paragraph.runs[-1].font._rPr.set("baseline", str(height))
+    assert text_of(presentation) == "    if x:\n        y\nlog_(2)8 H2O"
+
+
 def test_notes_of_a_slide_keep_numbers_links_and_exponents() -> None:
     presentation, slide = one_slide()
     frame = slide.notes_slide.notes_text_frame
@@ -100,13 +111,13 @@ def test_notes_of_a_slide_keep_numbers_links_and_exponents() -> None:
 def test_presentation_keeps_where_whole_shapes_lead_and_signs_of_fonts() -> None:
     presentation, slide = one_slide()
     button, other = (slide.shapes.add_shape(1, 0, 0, 9, 9) for _ in range(2))
-    button.text_frame.text = "A \uf0e0 B"
+    button.text_frame.text = "A \uf0e0\xe0 B"
     font = button.text_frame.paragraphs[0].runs[0]._r.get_or_add_rPr()
     font.append(font.makeelement(f"{DRAWN}sym", {"typeface": "Wingdings"}))
     button.click_action.hyperlink.address = "https://example.com/b7.pdf"
     other.text_frame.text = "next"
     other.click_action.target_slide = presentation.slides[0]
-    text = "A 🡪 B\n\n<https://example.com/b7.pdf>\n\nnext"
+    text = "A 🡪🡪 B\n\n<https://example.com/b7.pdf>\n\nnext"
     assert text_of(presentation) == text
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from xml.etree import ElementTree
 
 import pytest
@@ -299,6 +300,42 @@ def test_code_of_word_keeps_its_lines_and_blanks() -> None:
     assert text(f"<w:tbl>{row * 2}</w:tbl>") == "| Run | z |\n| --- | --- |\n| Run | z |"
 
 
+def in_font(text: str, font: str) -> str:
+    fonts = f'<w:rPr><w:rFonts w:ascii="{font}" w:hAnsi="{font}"/></w:rPr>'
+    return f'<w:r>{fonts}<w:t xml:space="preserve">{text}</w:t></w:r>'
+
+
+def test_paragraphs_whose_font_is_one_of_code_are_code_other_than_headings_and_items() -> None:
+    lines = "".join(f"<w:p>{in_font(line, 'Consolas')}</w:p>" for line in ("if x:", "    y  = 1"))
+    for body in (lines, f"<w:tbl><w:tr><w:tc>{lines}</w:tc></w:tr></w:tbl>"):
+        assert read_archive(docx(body)).text == "```\nif x:\n    y  = 1\n```"
+    named = in_font("pip", "Roboto Mono")
+    for before, shown in ((paragraph("", "Heading1"), "# pip"), (paragraph("", number=1), "1. pip")):
+        assert read_archive(docx(before.replace(run(""), named))).text == shown
+    assert read_archive(docx(f"<w:p>{run('Call ')}{named}</w:p>")).text == "Call pip"
+
+
+def test_style_of_a_run_says_its_height_and_its_font() -> None:
+    styles = "".join(
+        f'<w:style w:type="character" w:styleId="{id}"><w:name w:val="{id}"/>{about}</w:style>'
+        for id, about in (
+            ("Up", '<w:rPr><w:vertAlign w:val="superscript"/></w:rPr>'),
+            ("Upper", '<w:basedOn w:val="Up"/>'),
+            ("Greek", '<w:rPr><w:rFonts w:ascii="Symbol"/></w:rPr>'),
+        )
+    )
+    of_style = "<w:r><w:rPr><w:rStyle w:val='{}'/></w:rPr><w:t>{}</w:t></w:r>"
+    body = f"<w:p>{run('10')}{of_style.format('Upper', 6)}{of_style.format('Greek', 'm')}</w:p>"
+    assert (
+        read_archive(docx(body, **{"word/styles.xml": f"<w:styles {W}>{styles}</w:styles>"})).text == "10^6μ"
+    )
+
+
+def test_letters_in_a_font_of_signs_are_its_signs() -> None:
+    parts = in_font("5 m", "Symbol"), in_font("ü", "Wingdings"), in_font("mü", "Arial")
+    assert read_archive(docx(f"<w:p>{''.join(parts)}</w:p>")).text == "5 μ✓mü"
+
+
 def test_empty_paragraphs_of_word_change_nothing() -> None:
     for style in ("Title", "Heading1", ""):
         one, other = (paragraph(text, style) for text in "ab")
@@ -399,3 +436,26 @@ def test_list_of_word_that_overrides_its_kind_has_its_own_numbers() -> None:
     parts = {"word/numbering.xml": f"<w:numbering {W}>{numbering}</w:numbering>"}
     body = numbered("close", 1) + numbered("drain", 1) + numbered("go", 2)
     assert read_archive(docx(body, **parts)).text == "(A) close\n\n(B) drain\n\n3. go"
+
+
+def levels(*kinds: str) -> dict[str, str]:
+    numbering = f'<w:abstractNum w:abstractNumId="0">{"".join(kinds)}</w:abstractNum>'
+    numbering += '<w:num w:numId="1"><w:abstractNumId w:val="0"/></w:num>'
+    return {"word/numbering.xml": f"<w:numbering {W}>{numbering}</w:numbering>"}
+
+
+@pytest.mark.parametrize(
+    ("behind", "shown"), [(0, "1, 1.1, § 1, 1.2, § 2, 2, § 3"), (1, "1, 1.1, § 1, 1.2, § 2, 2, § 1")]
+)
+def test_level_of_word_begins_anew_where_it_says(behind: int, shown: str) -> None:
+    begins = f'<w:lvlRestart w:val="{behind}"/><w:lvlText'
+    last = level(2, "decimal", "§ %3").replace("<w:lvlText", begins)
+    kinds = levels(level(0, "decimal", "%1-"), level(1, "decimal", "%1.%2-"), last)
+    body = "".join(numbered("x", 1, place) for place in (0, 1, 2, 1, 2, 0, 2))
+    assert re.sub("-? x", "", read_archive(docx(body, **kinds)).text).split("\n\n") == shown.split(", ")
+
+
+def test_number_of_word_leaves_out_levels_of_signs() -> None:
+    kinds = levels(level(0, "decimal", "%1."), level(1, "bullet", "•"), level(2, "decimal", "%1.%2%3."))
+    body = numbered("a", 1) + numbered("b", 1, 2)
+    assert read_archive(docx(body, **kinds)).text == "1. a\n\n1.1. b"
