@@ -22,13 +22,23 @@ _ROMAN = {1000: "m", 900: "cm", 500: "d", 400: "cd", 100: "c", 90: "xc", 50: "l"
 
 def in_format(number: float, format: str, *, since_1904: bool) -> str:
     """Return a number as a format of Excel's shows it, which may make a date of it."""
-    from openpyxl.styles.numbers import is_date_format, is_timedelta_format
+    if not _is_of_dates(format):
+        return written(number, format)
+    from openpyxl.styles.numbers import is_timedelta_format
     from openpyxl.utils.datetime import MAC_EPOCH, WINDOWS_EPOCH, from_excel
 
-    if not is_date_format(format):
-        return written(number, format)
     begin = MAC_EPOCH if since_1904 else WINDOWS_EPOCH
-    return written(from_excel(number, begin, timedelta=is_timedelta_format(format)), format)
+    try:
+        return written(from_excel(number, begin, timedelta=is_timedelta_format(format)), format)
+    except (OverflowError, ValueError):  # no date
+        return written(number, "General")
+
+
+@functools.lru_cache
+def _is_of_dates(format: str) -> bool:
+    from openpyxl.styles.numbers import is_date_format
+
+    return bool(is_date_format(format))
 
 
 def written(value: Any, format: str) -> str:
@@ -44,55 +54,85 @@ def written(value: Any, format: str) -> str:
             return f"{'-' * (value < timedelta())}{whole}" + f".{thousandths:03}".rstrip("0.")
         case int() | float() as value:
             return _shown(value, format[:_LONGEST_FORMAT])
+        case str(value) if "@" in format:
+            texts = [part.texts for part in _parts_of(format[:_LONGEST_FORMAT]) if part.places == _TEXT]
+            return value.join(texts[0]) if texts else value
         case value:
             return str(value)
 
 
 def _shown(number: float, format: str) -> str:
     """Return a number with the digits that Excel keeps, and the signs, units and zeros that it shows."""
-    sections = _parts_of(format)
-    shown = sections[min(number < 0, len(sections) - 1)]
+    shown = _part_for(number, [part for part in _parts_of(format) if part.places != _TEXT])
+    if not shown.places:
+        return shown.texts[0].strip()
     if shown.scale != 1:
         number *= shown.scale
     digits = f"{abs(number):.15g}" if isinstance(number, float) else str(abs(number))
     if "e" in digits and 1e-9 <= abs(number) < 1e21:
         digits = f"{Decimal(digits):f}"
-    return f"{'-' * (number < 0)}{shown.before}{digits.zfill(shown.digits)}{shown.behind}"
+    if len(shown.places) > 1 and not digits.isdecimal():
+        shown = _Shown()
+    digits, (before, *between, text) = digits.zfill(shown.zeros), shown.texts
+    for parts_off, places in zip(reversed(between), reversed(shown.places), strict=False):
+        digits, last = digits[: -len(places)], digits[-len(places) :]
+        text = f"{parts_off}{last}{text}"
+    return f"{'-' * (number < 0)}{before}{digits}{text}"
 
 
 class _Shown(NamedTuple):
-    before: str = ""
-    behind: str = ""
+    """What a section of a format shows: texts around and between places of digits."""
+
+    texts: tuple[str, ...] = ("", "")
+    places: tuple[str, ...] = ("",)
     scale: float = 1
-    digits: int = 0
+    zeros: int = 0
 
 
-# Text in quotes, a sign, a currency; what shows nothing; digits; anything else.
+_TEXT = ("@",)
+
+
+def _part_for(number: float, parts: list[_Shown]) -> _Shown:
+    """Return the section for a number, or one that shows it where this hides it or has a dash for zero."""
+    own = parts[2:3] if number == 0 else parts[1:2] if number < 0 else []
+    for part in own + parts[:1]:
+        if part.zeros or (part.places and (number or part is parts[0])) or _SAYS.fullmatch(part.texts[0]):
+            return part
+    return _Shown()
+
+
+# Text in quotes, a sign, a currency; what shows nothing; digits, or a cell's text; anything else.
 _OF_FORMATS = re.compile(
     r'"([^"]*)"|\\(.)|\[\$([^\]-]*+)[^\]]*+\]|(\[[^\]]*\]|[_*].)'
-    r"|(General|[.,]*[0#?][0#?.,]*(?:E[+-]0+)?)|(.)",
+    r"|(General|@|[.,]*[0#?][0#?.,]*(?:E[+-]0+)?)|(.)",
     re.S,
 )
+_SAYS = re.compile(r"(?!.*(?:\B[-\u2012-\u2014]|[-\u2012-\u2014]\B)).*\S.*", re.S)
 
 
 @functools.lru_cache
 def _parts_of(format: str) -> list[_Shown]:
     """Return what each section of a format of Excel's writes around a number."""
-    texts, digits, known, scale = ["", ""], "", True, 1.0
+    texts, digits, known, scale = [""], list[str](), True, 1.0
     sections: list[_Shown] = []
     for quoted, sign, currency, _, places, other in [*_OF_FORMATS.findall(format), ("",) * 5 + (";",)]:
         if other == ";":
-            before, behind = (text.strip("()+-" if sections else "") for text in texts)
-            scale /= 1000.0 ** len(re.findall(r",(?=,*(?:\.|$))", digits))
-            zeros = len(digits) if digits.strip("0") == "" else 0
-            sections.append(_Shown(before, behind, scale, zeros) if digits and known else _Shown())
-            texts, digits, known, scale = ["", ""], "", True, 1.0
+            if sections and digits:  # of a negative number, which gets its sign
+                texts[0], texts[-1] = (text.strip("()+-") for text in (texts[0], texts[-1]))
+            joined = "".join(digits)
+            scale /= 1000.0 ** len(re.findall(r",(?=,*(?:\.|$))", joined))
+            whole = not joined.strip("0#?")
+            known = known and (len(digits) < 2 or (whole and scale == 1))
+            zeros = len(joined.lstrip("#?")) if whole else 0
+            sections.append(_Shown(tuple(texts), tuple(digits), scale, zeros) if known else _Shown())
+            texts, digits, known, scale = [""], [], True, 1.0
         elif places:
-            known, digits = known and not digits, places
+            digits.append(places)
+            texts.append("")
         else:
             scale *= 100 if other == "%" else 1
-            texts[bool(digits)] += quoted or sign or currency or other
-            known = known and not (other.isalpha() or other == "@")
+            texts[-1] += quoted or sign or currency or other
+            known = known and not other.isalpha() and other != "/"
     return [_Shown()] if re.search(r"\[[<>=]", format) else sections  # which it is, a condition says
 
 

@@ -6,6 +6,7 @@ import contextlib
 import posixpath
 import re
 import warnings
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from html import unescape
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from xml.etree import ElementTree
 from xml.parsers import expat
 from xml.sax.saxutils import quoteattr
 
-from blendrag.index.numbers import written
+from blendrag.index.numbers import in_format, written
 from blendrag.index.package import TYPES, Parts, packed
 from blendrag.index.signs import RAISED
 from blendrag.index.slides import complete, described, plain_lines, select, table_of
@@ -30,6 +31,9 @@ def read_xlsx(parts: Parts) -> Content:
         book = openpyxl.load_workbook(
             packed(_of_cells(parts)), read_only=True, data_only=True, rich_text=True
         )
+        book._date_formats = set()  # which makes errors of numbers that are no dates
+        for sheet in book.worksheets:
+            sheet._shared_strings = defaultdict(str, enumerate(sheet._shared_strings))
         sheets = [list(_whole_sheet(parts, sheet)) for sheet in book.worksheets]
     return Content("\n\n".join(part for sheet in sheets for part in sheet), {"sheets": len(sheets)})
 
@@ -68,7 +72,7 @@ def _of_cells(parts: Parts) -> dict[str, bytes | str]:
         raise Unusable("workbook without the sheets that it names")
     for place, (sheet, kind, target) in enumerate(named):
         if target in parts and kind != "chartsheet":
-            made[target] = _cells(parts[target])
+            made[target] = _ODD.sub(_as_text, _cells(parts[target]))
             sheets += f'<sheet name={quoteattr(sheet.get("name", ""))} sheetId="{place}" r:id="r{place}"/>'
             targets += (
                 f'<Relationship Id="r{place}" Type="{_OFFICE}/worksheet" Target={quoteattr(f"/{target}")}/>'
@@ -103,6 +107,23 @@ def _cells(page: bytes) -> bytes:
     except expat.ExpatError:  # other signs look like these tags
         return page
     return cells
+
+
+# A cell whose value is no number.
+_ODD = re.compile(
+    rb"""<((?:\w+:)?c)\b([^<>]*+)>(\s*(?:<(?:\w+:)?f\b[^<>]*+>(?:[^<]*+</(?:\w+:)?f\s*>\s*)?)?<(?:\w+:)?v>)"""
+    rb"""(?!\s*[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?\s*<)"""
+)
+_ODD_KINDS = {"n", "b", "s"}  # of values that are numbers
+
+
+def _as_text(cell: re.Match[bytes]) -> bytes:
+    """Return the begin of a cell whose value is not of its kind, such as NaN, as that of text."""
+    about = _attributes(cell[2])
+    if about.get("t", "n") not in _ODD_KINDS:
+        return cell[0]
+    place = about.get("r", "")
+    return b"<%b%b t='str'>%b" % (cell[1], f" r={quoteattr(place)}".encode() if place else b"", cell[3])
 
 
 _DATES = {*map(str, (*range(27, 37), *range(50, 59)))}  # formats of East Asia that openpyxl does not know
@@ -204,8 +225,10 @@ _SAID = ".//*[local-name()='cNvPr'][normalize-space(../../*[local-name()='txBody
 
 def _sheet(sheet: Any, links: Mapping[str, str]) -> str:
     from openpyxl.utils import coordinate_to_tuple
+    from openpyxl.utils.datetime import MAC_EPOCH
 
     leads_to = {coordinate_to_tuple(cell): target for cell, target in links.items() if _CELL.fullmatch(cell)}
+    since_1904 = sheet.parent.epoch == MAC_EPOCH
     sheet.reset_dimensions()  # a file may say anything of its size
     rows: list[dict[int, str]] = []
     reached = 0
@@ -213,7 +236,9 @@ def _sheet(sheet: Any, links: Mapping[str, str]) -> str:
         reached += len(row)
         if reached > _MAX_CELLS:
             raise Unusable(f"sheet {sheet.title!r} reaches over more than {_MAX_CELLS:,} cells")
-        values = {column: _value(cell) for column, cell in enumerate(row) if cell.value is not None}
+        values = {
+            column: _value(cell, since_1904) for column, cell in enumerate(row) if cell.value is not None
+        }
         for column in values if leads_to else ():
             if (target := leads_to.get((number, column + 1))) and values[column].strip():
                 values[column] = f"[{values[column].strip()}]({target})"
@@ -222,17 +247,18 @@ def _sheet(sheet: Any, links: Mapping[str, str]) -> str:
     return table_of(rows)
 
 
-def _value(cell: Any) -> str:
-    match cell.value:
+def _value(cell: Any, since_1904: bool) -> str:
+    value, format = cell.value, ""
+    with contextlib.suppress(AttributeError, IndexError):  # a style or format that the file lacks
+        format = cell.number_format
+    match value:
         case list(parts):  # with runs of their own fonts
             return _CODED.sub(" ", "".join(map(_raised, parts)))
-        case str(value):
-            return _CODED.sub(" ", value)
-        case value:
-            format = ""
-            with contextlib.suppress(AttributeError, IndexError):  # a style or format that the file lacks
-                format = cell.number_format
-            return written(value, format)
+        case str(text):
+            return written(_CODED.sub(" ", text), format)
+        case int() | float() if not isinstance(value, bool):
+            return in_format(value, format, since_1904=since_1904)
+    return written(value, format)
 
 
 _CODED = re.compile(r"_x00[01][0-9A-Fa-f]_")  # a sign that XML has not, or not in a value

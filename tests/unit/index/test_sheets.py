@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -99,7 +100,17 @@ def test_workbook_keeps_the_signs_that_its_numbers_are_shown_with() -> None:
             '"a"0;"b"0;"none"': (-5, "-b5"),
             "# ?/?": (0.5, "0.5"),
             '[=1]"Yes";0': (1, "1"),
-            "000-0000": (5551234, "5551234"),
+            "000-0000": (5551234, "555-1234"),
+            "000-00-0000": (12345678, "012-34-5678"),
+            '0#" "##" "##': (61234, "06 12 34"),
+            '"v"0"."0': (12, "v1.2"),
+            '00":"00': (1.5, "1.5"),
+            '"Yes";"Yes";"No"': (0, "No"),
+            '0;"neg"': (-5, "neg"),
+            '0.0 "€";-0.0 "€";"-"?? "€"': (0, "0 €"),
+            '0;-0;"CHF"* "-"': (0, "0"),
+            "0;;": (-5, "-5"),
+            "yyyy-mm-dd": (20240105, "20240105"),
             "[h]:mm": (1.5, "36:00:00"),
             "d mmm yyyy": (45000, "2023-03-15"),
             "[m]:ss.00": (83.45 / 86_400, "0:01:23.45"),
@@ -124,9 +135,10 @@ def test_workbook_keeps_the_signs_that_its_numbers_are_shown_with() -> None:
         sheet.write_rich_string(len(shown), 0, "10", raised, "3", " kg")
         sheet.write_string(len(shown) + 1, 0, "two\r\nlines")
         sheet.write_string(len(shown) + 2, 0, "Due_x0020_Date")
+        sheet.write_string(len(shown) + 3, 0, "B", book.add_format({"num_format": '"Item "@'}))
     rows = [line.strip("| ") for line in read_archive(file.getvalue()).text.split("\n")[2:]]
     texts = [text for _, text in shown.values()]
-    assert rows[:1] + rows[2:] == [*texts, "10^3 kg", "two lines", "Due_x0020_Date"]
+    assert rows[:1] + rows[2:] == [*texts, "10^3 kg", "two lines", "Due_x0020_Date", "Item B"]
 
 
 @pytest.mark.parametrize(
@@ -178,6 +190,24 @@ def test_flaw_of_a_workbook_that_no_cell_needs_costs_no_cell(part: str, before: 
     broken = parts[part].replace(before, flawed)
     assert broken != parts[part]
     assert read_archive(archive(parts | {part: broken})).text == "# Sheet\n\n| 2023-03-15 |\n| --- |"
+
+
+@pytest.mark.parametrize(
+    ("cell", "text"),
+    [
+        ("<c r='A1'><v>NaN</v></c>", "NaN"),
+        ("<c r='A1' t='n'><f>1/0</f><v>INF</v></c>", "INF"),
+        ("<c r='A1' t='b'><v>true</v></c>", "true"),
+        ("<c t='s'><v>99</v></c>", ""),
+    ],
+)
+def test_value_that_is_not_of_its_kind_costs_no_other_cell(cell: str, text: str) -> None:
+    parts = parts_of(one_cell(40, "General"))
+    name = "xl/worksheets/sheet1.xml"
+    cell += "<c r='B1' t='str'><v>1,5</v></c><c r='C1'><v>-1.5E3</v></c>"
+    broken = re.sub(rb"<c .*</c>", cell.encode(), parts[name])
+    text = f"# Sheet\n\n| {text} | 1,5 | -1500 |\n| --- | --- | --- |"
+    assert read_archive(archive(parts | {name: broken})).text == text
 
 
 def in_utf_16(part: bytes) -> bytes:
