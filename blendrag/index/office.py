@@ -47,7 +47,7 @@ def _reader(names: set[str]) -> Callable[[zipfile.ZipFile], Content]:
     folders = {name.partition("/")[0] for name in known if TYPES in known}
     for folder, read in (("word", read_docx), ("ppt", read_pptx), ("xl", read_xlsx)):
         if folder in folders:
-            return lambda archive: read(unpacked(archive, with_media=folder == "ppt"))
+            return lambda archive: read(unpacked(archive))
     raise Unusable("ZIP archive that is neither Word, PowerPoint, Excel nor EPUB")
 
 

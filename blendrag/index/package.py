@@ -26,14 +26,10 @@ _OUTSIDE = re.compile(rb"""External["']|/hyperlink["']""")
 _TARGET = re.compile(rb"""(?<=\sTarget=["'])[^"']*""")
 
 
-def unpacked(archive: zipfile.ZipFile, with_media: bool) -> Parts:
-    """Return a document's parts under the names that its readers know, and maybe its media."""
+def unpacked(archive: zipfile.ZipFile) -> Parts:
+    """Return a document's parts under the names that its readers know, without its media."""
     names = {name: known_name(name) for name in archive.namelist()}
-    parts = {
-        known: _in_utf_8(archive.read(name)) if known.endswith(_MARKUP) else archive.read(name)
-        for name, known in names.items()
-        if with_media or known.endswith(_MARKUP)
-    }
+    parts = {known: _in_utf_8(archive.read(name)) for name, known in names.items() if known.endswith(_MARKUP)}
     told = [parts[name] for name in (TYPES, "_rels/.rels") if name in parts]
     kinds = [kind for kind in _PLAIN if any(map(kind[0].search, told))]
     for name in [name for name in parts if name.endswith((".xml", ".rels"))]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+from xml.parsers import expat
 
 from blendrag.index.formulas import formula
 from blendrag.index.numbers import formatted, in_format
@@ -22,9 +23,22 @@ def read_pptx(parts: Parts) -> Content:
     comments."""
     import pptx
 
-    slides = pptx.Presentation(packed(parts)).slides
+    whole = {name: _mended(part) if name.endswith(".xml") else part for name, part in parts.items()}
+    slides = pptx.Presentation(packed(whole)).slides
     texts = ["\n\n".join(filter(None, _slide(slide))) for slide in slides]
     return Content("\n\n".join(texts), {"slides": len(texts)})
+
+
+def _mended(part: bytes) -> bytes:
+    """Return a part of which no flaw costs the whole presentation: as much of it as can be read."""
+    from lxml.etree import XMLParser, fromstring, tostring
+
+    try:
+        expat.ParserCreate().Parse(part, True)
+    except expat.ExpatError:
+        tree = fromstring(part or b"<none/>", XMLParser(recover=True, resolve_entities=False))
+        return part if tree is None else tostring(tree)
+    return part
 
 
 def _slide(slide: Slide) -> Iterator[str]:

@@ -239,3 +239,18 @@ def test_presentation_of_another_kind_is_read_as_one_without_macros(kind: str) -
     plain = b"application/vnd.openxmlformats-officedocument.presentationml.presentation.main"
     other = renamed(pptx(), (plain, f"application/{kind}.main".encode()))
     assert other != renamed(pptx()) and read_archive(other) == read_archive(pptx())
+
+
+@pytest.mark.parametrize("name", ["docProps/core", "ppt/notesSlides/notesSlide1", "ppt/slides/slide2"])
+def test_broken_part_of_a_presentation_costs_no_text_before_the_break(name: str) -> None:
+    parts = parts_of(pptx())
+    parts[f"{name}.xml"] = parts[f"{name}.xml"][:-15]
+    assert read_archive(archive(parts)) == read_archive(pptx())
+
+
+def test_empty_part_and_picture_of_no_kind_cost_a_presentation_nothing() -> None:
+    parts = parts_of(pptx()) | {"ppt/presProps.xml": b""}
+    kinds = parts["[Content_Types].xml"]
+    parts["[Content_Types].xml"] = re.sub(rb'<Default Extension="png"[^<>]*>', b"", kinds)
+    assert parts["[Content_Types].xml"] != kinds
+    assert read_archive(archive(parts)) == read_archive(pptx())
