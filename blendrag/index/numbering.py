@@ -114,11 +114,13 @@ class Numbers:
 
     def write_style(self, run: Element) -> None:
         """Write into a run the font and the height that its style gives it, which mammoth does not ask."""
+        if (properties := run.find(f"{W}rPr")) is None:
+            return
         for _, named in self._above(value(run, "rPr/rStyle")):
             for name in ("rFonts", "vertAlign"):
                 given = named.find(f"{W}rPr/{W}{name}")
-                if given is not None and run.find(f"{W}rPr/{W}{name}") is None:
-                    run[0].append(given)
+                if given is not None and properties.find(f"{W}{name}") is None:
+                    properties.append(given)
 
     def _above(self, style: str) -> Iterator[tuple[str, Element]]:
         """Yield a style and those that it is based on."""

@@ -74,9 +74,9 @@ def _shown(number: float, format: str) -> str:
     if len(shown.places) > 1 and not digits.isdecimal():
         shown = _Shown()
     digits, (before, *between, text) = digits.zfill(shown.zeros), shown.texts
-    for parts_off, places in zip(reversed(between), reversed(shown.places), strict=False):
+    for ahead, places in zip(reversed(between), reversed(shown.places), strict=False):
         digits, last = digits[: -len(places)], digits[-len(places) :]
-        text = f"{parts_off}{last}{text}"
+        text = f"{ahead}{last}{text}"
     return f"{'-' * (number < 0)}{before}{digits}{text}"
 
 
@@ -93,7 +93,7 @@ _TEXT = ("@",)
 
 
 def _part_for(number: float, parts: list[_Shown]) -> _Shown:
-    """Return the section for a number, or one that shows it where this hides it or has a dash for zero."""
+    """Return the section for a number; the first one, where its own hides it or has a dash for zero."""
     own = parts[2:3] if number == 0 else parts[1:2] if number < 0 else []
     for part in own + parts[:1]:
         if part.zeros or (part.places and (number or part is parts[0])) or _SAYS.fullmatch(part.texts[0]):

@@ -78,8 +78,8 @@ def _for_mammoth(parts: Parts) -> Parts:
             _cut(root, parts.get(f"word/_rels/{name.removeprefix('word/')}.rels", b""), notes)
             in_table = _in_tables(root)
             for paragraph in root.iter(f"{W}p") if local(root) == "document" else ():
-                numbers.write_code(paragraph, apart=paragraph not in in_table)
                 numbers.write(paragraph)
+                numbers.write_code(paragraph, apart=paragraph not in in_table)
             parts[name] = ElementTree.tostring(root, "utf-8")
     return parts
 
@@ -137,12 +137,12 @@ def _in_place_of(element: Element, around: str) -> list[Element]:
     """Return what stands in place of an element with text."""
     name = local(element)
     if name == "AlternateContent":  # several forms of the same
-        return list(next(form for form in element if _hastext_of(form)))
+        return list(next(form for form in element if _has_text(form)))
     if name == "txbxContent" and around != "textbox":
         box = Element(f"{W}pict")
         box.append(element)
         return [box]
-    parts = [part for part in element if _hastext_of(part)]
+    parts = [part for part in element if _has_text(part)]
     if element.tag == _READING:
         return [run_of("("), *parts, run_of(")")]
     if name == "fldSimple":  # a link, perhaps
@@ -203,8 +203,8 @@ def _write_letters(root: Element) -> None:
 
 
 def in_letters(text: str, font: str, first: int = 0x21) -> str:
-    """Return a run's text with the letters and signs that a font shows in its own places for them, which are
-    those of other letters, too, from the first on."""
+    """Return a run's text with the letters and signs that a font shows in its own places for them, and in
+    those of plain letters from the first one on."""
     return text.translate(_letters(font, first))
 
 
@@ -278,5 +278,5 @@ def _in_tables(root: Element) -> set[Element]:
     return found
 
 
-def _hastext_of(element: Element) -> bool:
+def _has_text(element: Element) -> bool:
     return any(next(element.iter(tag), None) is not None for tag in _SHOWN)
