@@ -21,7 +21,7 @@ _HEADING = re.compile(r"heading [1-6]|title", re.IGNORECASE)
 _CODE_STYLE = re.compile(
     r"(source |html )?code( ?block| snippet)?|(html )?preformatted( text)?|macro( text)?|plain text", re.I
 )
-_CODE_FONT = re.compile(r"consolas|courier( new)?|menlo|monaco|lucida console|(.* )?(code|mono)( .*)?", re.I)
+_CODE_FONT = re.compile(r"^(consolas|courier( new)?|menlo|monaco|lucida console)$|\b(code|mono)\b", re.I)
 
 
 class _Level(NamedTuple):
@@ -110,7 +110,7 @@ class Numbers:
         runs = [run for run in paragraph.iter(f"{W}r") if any(part.text for part in run.iter(f"{W}t"))]
         fonts = [font_of(run) for run in runs or paragraph.findall(f"{W}pPr")]
         plain = not _HEADING.fullmatch(name) and not self._of_list(self._of(paragraph, style)[0])
-        return bool(fonts) and all(map(_CODE_FONT.fullmatch, fonts)) and plain
+        return bool(fonts) and all(map(_CODE_FONT.search, fonts)) and plain
 
     def write_style(self, run: Element) -> None:
         """Write into a run the font and the height that its style gives it, which mammoth does not ask."""

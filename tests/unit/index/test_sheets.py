@@ -273,6 +273,13 @@ def test_letters_in_place_of_a_link_take_no_time() -> None:
     assert read_archive(archive(parts)).text.strip() == "# Sheet"
 
 
+@pytest.mark.parametrize("letters", [b"1", b" ", b"<c><v>"])
+def test_letters_in_place_of_a_value_take_no_time(letters: bytes) -> None:
+    written = b"<!--<c><v>" + letters * 400_000 + b"--></sheetData>"
+    file = renamed(one_cell(40, "General"), (b"</sheetData>", written))
+    assert read_archive(file).text == "# Sheet\n\n| 40 |\n| --- |"
+
+
 def test_workbook_keeps_sheets_dates_and_numbers_without_empty_rows_and_columns() -> None:
     assert read_archive(xlsx()).text.strip() == (
         "# Loads\n\n| Part | Since | Load | Ready |\n| --- | --- | --- | --- |\n"
