@@ -46,6 +46,17 @@ def paragraph(text: str, style: str = "", number: int = 0) -> str:
     return f"<w:p><w:pPr>{kind}{level}</w:pPr><w:r><w:t>{text}</w:t></w:r></w:p>"
 
 
+BOX = f"<w:txbxContent>{paragraph('boxed')}</w:txbxContent>"
+SHAPE = (
+    '<w:drawing><wp:anchor xmlns:wp="http://schemas.openxmlformats.org/drawingml/2006/wordprocessingDrawing">'
+    '<wps:wsp xmlns:wps="http://schemas.microsoft.com/office/word/2010/wordprocessingShape">'
+    f"<wps:txbx>{BOX}</wps:txbx></wps:wsp></wp:anchor></w:drawing>"
+)
+V = "xmlns:v='urn:schemas-microsoft-com:vml'"
+OLD_SHAPE = f"<w:pict><v:oval {V}><v:textbox>{BOX}</v:textbox></v:oval></w:pict>"
+CHOICE = f'<mc:Choice Requires="wps">{SHAPE}</mc:Choice>'
+
+
 def docx(body: str = "", **parts: str) -> bytes:
     """A document of Word with headings, a numbered list, a table, a link, a picture, a note and a comment."""
     picture = (
