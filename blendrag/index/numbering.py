@@ -19,9 +19,15 @@ CODE = "code-of-any-style"
 _COUNTED = re.compile(r"([0-9]{1,9})[.)]?")
 _HEADING = re.compile(r"heading [1-6]|title", re.IGNORECASE)
 _CODE_STYLE = re.compile(
-    r"(source |html )?code( ?block| snippet)?|(html )?preformatted( text)?|macro( text)?|plain text", re.I
+    r"(source |html )?code( ?block| snippet)?|(html )?preformatted( text)?|macro( text)?", re.I
 )
-_CODE_FONT = re.compile(r"^(consolas|courier( new)?|menlo|monaco|lucida console)$|\b(code|mono)\b", re.I)
+# Not Courier, in which letters and pleadings are typed, too.
+_CODE_FONT = re.compile(
+    r"^(consolas|menlo|monaco|lucida console|(source|fira|cascadia) code\b.*)$|\bmono\b", re.I
+)
+_NOT_IN_CODE = tuple(
+    f"{W}{name}" for name in ("hyperlink", "strike", "footnoteReference", "endnoteReference")
+)
 
 
 class _Level(NamedTuple):
@@ -43,6 +49,7 @@ class Numbers:
         self._starts: dict[str, dict[int, int]] = {}
         self._styles: dict[str, Element] = {}
         self._counts: dict[str, dict[int, int]] = defaultdict(dict)
+        self._in_code = False
         links: dict[str, str] = {}
         for root in trees:
             for style in root.iter(f"{W}style"):
@@ -90,7 +97,9 @@ class Numbers:
 
     def write_code(self, paragraph: Element, apart: bool) -> None:
         """Write into a paragraph of code that it is one, if it stands apart from other cells of a table."""
-        if not self._is_code(paragraph):
+        empty = not any(part.text for part in paragraph.iter(f"{W}t"))
+        self._in_code = self._is_code(paragraph) and (self._in_code or not empty)
+        if not self._in_code:
             return
         if (properties := paragraph.find(f"{W}pPr")) is None:
             paragraph.insert(0, properties := Element(f"{W}pPr"))
@@ -98,19 +107,23 @@ class Numbers:
             properties.remove(given)
         if apart:
             ElementTree.SubElement(properties, f"{W}pStyle").set(VAL, CODE)
-            if not any(part.text for part in paragraph.iter(f"{W}t")):
-                paragraph.append(run_of(NUMBER))  # an empty line, which mammoth would pass over
+            if empty:
+                paragraph.append(run_of(NUMBER))  # a line, which mammoth would pass over
 
     def _is_code(self, paragraph: Element) -> bool:
-        """Return whether a style says so, or the font of a whole paragraph that is no heading or item."""
+        """Return whether a style says so, or the font of a whole paragraph: of no heading or item, nor of one
+        with what code would lose."""
         style = value(paragraph, "pPr/pStyle")
         name = next((value(named, "name") for _, named in self._above(style)), "")
+        num, place = self._of(paragraph, style)
+        levels = self._of_list(num)
         if _CODE_STYLE.fullmatch(name):
-            return True
+            return place not in levels or levels[place].format != "bullet"
         runs = [run for run in paragraph.iter(f"{W}r") if any(part.text for part in run.iter(f"{W}t"))]
-        fonts = [font_of(run) for run in runs or paragraph.findall(f"{W}pPr")]
-        plain = not _HEADING.fullmatch(name) and not self._of_list(self._of(paragraph, style)[0])
-        return bool(fonts) and all(map(_CODE_FONT.search, fonts)) and plain
+        fonts = [fonts_of(run)[0] for run in runs or paragraph.findall(f"{W}pPr")]
+        plain = not levels and not _HEADING.fullmatch(name)
+        lost = (part.get(VAL) not in ("0", "false") for tag in _NOT_IN_CODE for part in paragraph.iter(tag))
+        return bool(fonts) and all(map(_CODE_FONT.search, fonts)) and plain and not any(lost)
 
     def write_style(self, run: Element) -> None:
         """Write into a run the font and the height that its style gives it, which mammoth does not ask."""
@@ -187,10 +200,13 @@ def _level(element: Element) -> tuple[int, _Level]:
     )
 
 
-def font_of(element: Element) -> str:
-    """Return the font of a run, or of the mark at the end of a paragraph with these properties."""
-    fonts = element.find(f"{W}rPr/{W}rFonts")
-    return "" if fonts is None else fonts.get(f"{W}hAnsi", fonts.get(f"{W}ascii", ""))
+def fonts_of(element: Element) -> tuple[str, str]:
+    """Return the fonts of a run, or of the mark at the end of a paragraph with these properties: for ASCII,
+    and for other signs."""
+    if (fonts := element.find(f"{W}rPr/{W}rFonts")) is None:
+        return "", ""
+    ascii = fonts.get(f"{W}ascii", "")
+    return ascii, fonts.get(f"{W}hAnsi", ascii)
 
 
 def run_of(text: str) -> Element:

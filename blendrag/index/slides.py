@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from xml.parsers import expat
@@ -75,6 +76,9 @@ _SPACES = {
 _SAYS = ".//*[local-name()='t' or (local-name()='graphicFrame' and */*[local-name()='cNvPr']/@descr!='')]"
 
 
+_ACCENTED = re.compile(r"\w[\xc0-\xff]|[\xc0-\xff]\w")
+
+
 def select(tree: Any, path: str) -> Any:
     """Return what an XPath finds in any element, also of a kind that pptx does not know."""
     from lxml.etree import XPath
@@ -93,19 +97,21 @@ def complete(tree: Any, rels: Mapping[str, Any]) -> None:
     for math in select(tree, ".//a:p/*[local-name()='m'][*]"):
         math.addprevious(math.getparent().add_r(formula(math[0])))
     for run in select(tree, ".//a:r[a:rPr/a:sym or a:rPr/a:latin]"):
-        for font in select(run, "a:rPr/a:sym | a:rPr/a:latin"):
-            first = 0x80 if font.tag.endswith("}sym") else 0x21  # letters and digits have the other font
-            run.t.text = in_letters(run.t.text or "", font.get("typeface", ""), first)
+        text = run.t.text or ""
+        latin, sym = (select(run, f"string(a:rPr/a:{font}/@typeface)") for font in ("latin", "sym"))
+        plain = latin if _ACCENTED.search(text) else sym or latin  # in words, they are letters
+        run.t.text = in_letters(text, latin, plain, sym or latin)
     for link in select(tree, ".//a:r[a:t!='']/a:rPr/a:hlinkClick[@r:id!='']"):
         run, leads_to = link.getparent().getparent(), rels.get(link.rId)
         if leads_to is not None and leads_to.is_external:
             run.t.text = f"[{run.t.text}]({leads_to.target_ref})"
-    for run in select(tree, ".//a:p/a:r[a:rPr/@baseline != 0]"):
-        raised, text = bool(select(run, "a:rPr/@baseline > 0")), run.t.text or ""
+    for run in select(tree, ".//a:p/a:r[a:rPr/@baseline]"):
+        height, text = select(run, "number(translate(a:rPr/@baseline, '%', ''))"), run.t.text or ""
+        raised = height > 0
         before, behind = (
             select(run, f"string({side}-sibling::*[1]/a:t)") for side in ("preceding", "following")
         )
-        as_digits = text[:1].isdigit() and (before[-1:].isdigit() or behind[:1].isdigit())
+        as_digits = height < 0 and text[:1].isdigit() and (before[-1:].isdigit() or behind[:1].isdigit())
         if (before and RAISED.match(text)) if raised else as_digits:  # no note's number: nothing is before it
             run.t.text = ("^" if raised else "_") + (f"({text})" if behind[:1].isdigit() else text)
     for body in select(tree, ".//*[a:p/a:pPr/a:buAutoNum]"):

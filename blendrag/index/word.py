@@ -14,7 +14,7 @@ from xml.etree.ElementTree import Element
 from blendrag.index.fields import VAL, W, field_of, leave_codes, shown
 from blendrag.index.formulas import MATH, formula, local
 from blendrag.index.html import markdown
-from blendrag.index.numbering import CODE, NUMBER, Numbers, font_of, int_of, run_of, text_of, value
+from blendrag.index.numbering import CODE, NUMBER, Numbers, fonts_of, int_of, run_of, text_of, value
 from blendrag.index.package import Parts, packed
 from blendrag.index.text import Content, Unusable
 
@@ -190,30 +190,31 @@ def _said(element: Element) -> str:
 def _write_letters(root: Element) -> None:
     """Write letters and signs where Word names them by their places in a font."""
     for run in root.iter(f"{W}r"):
-        font = font_of(run)
+        ascii, other = fonts_of(run)
         for part in run:
             if part.tag == f"{W}t":
-                part.text = in_letters(part.text or "", font)
+                part.text = in_letters(part.text or "", ascii, other)
             elif part.tag == f"{W}sym":
                 place = part.get(f"{W}char", "")
-                known = re.fullmatch("[0-9A-Fa-f]{1,4}", place)
-                text = in_letters(chr(int(place, 16)), part.get(f"{W}font", "")) if known else ""
+                known, font = re.fullmatch("[0-9A-Fa-f]{1,4}", place), part.get(f"{W}font", "")
+                text = in_letters(chr(int(place, 16)), font, font) if known else ""
                 if text.isprintable():  # else only that font has the sign
                     part.tag, part.text = f"{W}t", text
 
 
-def in_letters(text: str, font: str, first: int = 0x21) -> str:
-    """Return a run's text with the letters and signs that a font shows in its own places for them, and in
-    those of plain letters from the first one on."""
-    return text.translate(_letters(font, first))
+def in_letters(text: str, ascii: str, latin: str, own: str | None = None) -> str:
+    """Return a run's text with the letters and signs that its fonts show: one in the places of ASCII, one in
+    those of Latin-1 above it, and one, else the same, in those that fonts of signs have for themselves."""
+    return text.translate(_letters(ascii, latin, latin if own is None else own))
 
 
 @functools.lru_cache
-def _letters(font: str, first: int) -> dict[int, int]:
+def _letters(ascii: str, latin: str, own: str) -> dict[int, int]:
     from mammoth.docx.dingbats import dingbats
 
-    places = (*range(first, 0x100), *range(0xF020, 0xF100))
-    return {place: dingbats[font, place & 0xFF] for place in places if (font, place & 0xFF) in dingbats}
+    ranges = (ascii, range(0x21, 0x80)), (latin, range(0x80, 0x100)), (own, range(0xF020, 0xF100))
+    places = ((place, (font, place & 0xFF)) for font, places in ranges for place in places)
+    return {place: dingbats[sign] for place, sign in places if sign in dingbats}
 
 
 def _join_paragraphs(root: Element) -> None:

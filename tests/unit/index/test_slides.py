@@ -122,6 +122,36 @@ def test_presentation_keeps_where_whole_shapes_lead_and_signs_of_fonts() -> None
 
 
 @pytest.mark.parametrize(
+    ("fonts", "text", "shown"),
+    [
+        ({"sym": "Wingdings"}, "à l'école où", "à l'école où"),
+        ({"latin": "Arial", "sym": "Wingdings"}, "café \uf0fc", "café ✓"),
+        ({"latin": "Symbol", "sym": "Symbol"}, "5 \xb4 m", "5 × μ"),
+        ({"latin": "Wingdings"}, "\xfc\xfc", "✓✓"),
+    ],
+)
+def test_letters_of_words_on_a_slide_are_no_signs(fonts: dict[str, str], text: str, shown: str) -> None:
+    presentation, slide = one_slide()
+    frame = slide.shapes.add_textbox(0, 0, 9, 9).text_frame
+    frame.text = text
+    about = frame.paragraphs[0].runs[0]._r.get_or_add_rPr()
+    about.extend(about.makeelement(f"{DRAWN}{kind}", {"typeface": font}) for kind, font in fonts.items())
+    assert text_of(presentation) == shown
+
+
+@pytest.mark.parametrize(
+    ("height", "shown"), [("30%", "10^3"), ("-25%", "10_3"), ("-25000", "10_3"), ("0%", "103"), ("", "103")]
+)
+def test_exponent_on_a_slide_is_one_in_percent_too(height: str, shown: str) -> None:
+    presentation, slide = one_slide()
+    line = slide.shapes.add_textbox(0, 0, 9, 9).text_frame.paragraphs[0]
+    for text in ("10", "3"):
+        line.add_run().text = text
+    line.runs[1].font._rPr.set("baseline", height)
+    assert text_of(presentation) == shown
+
+
+@pytest.mark.parametrize(
     ("part", "text"),
     [
         ("<c:cmLst xmlns:c='c'><c:cm><c:text>Which crane?</c:text></c:cm></c:cmLst>", "Which crane?"),

@@ -305,6 +305,54 @@ def test_paragraphs_whose_font_is_one_of_code_are_code_other_than_headings_and_i
     assert read_archive(docx(f"<w:p>{run('Call ')}{named}</w:p>")).text == "Call pip"
 
 
+@pytest.mark.parametrize("font", ["Courier New", "Courier", "Code 39"])
+def test_prose_in_a_font_of_typewriters_is_no_code(font: str) -> None:
+    line = f"<w:p>{in_font('The crane is **closed**.', font)}</w:p>"
+    assert read_archive(docx(line + line)).text == "The crane is **closed**.\n\nThe crane is **closed**."
+
+
+def test_paragraph_in_a_font_of_code_keeps_its_links_notes_and_strikes() -> None:
+    whole = in_font("form", "Consolas")
+    related = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
+    link = f'<w:hyperlink xmlns:r="{related}" r:id="rId2">{whole}</w:hyperlink>'
+    note = f'{whole}<w:r><w:footnoteReference w:id="2"/></w:r>'
+    struck = whole.replace("</w:rPr>", "{}</w:rPr>")
+    for inside, shown in (
+        (link, "[form](forms/b7.pdf)"),
+        (note, "form[[1]](#footnote-2)\n\n1. below"),
+        (struck.format("<w:strike/>"), "~~form~~"),
+        (struck.format("<w:strike w:val='false'/>"), "```\nform\n```"),
+    ):
+        assert read_archive(docx(f"<w:p>{inside}</w:p>")).text == shown
+
+
+def test_empty_paragraph_is_a_line_of_code_only_behind_code() -> None:
+    empty = '<w:p><w:pPr><w:rPr><w:rFonts w:ascii="Consolas"/></w:rPr></w:pPr></w:p>'
+    line, item = f"<w:p>{in_font('x', 'Consolas')}</w:p>", paragraph("item", number=1)
+    assert read_archive(docx(paragraph("a") + empty + paragraph("b"))).text == "a\n\nb"
+    assert read_archive(docx(item + empty + item + line + empty + line + empty)).text == (
+        "1. item\n2. item\n\n```\nx\n\nx\n```"
+    )
+
+
+@pytest.mark.parametrize(
+    ("style", "kind", "shown"),
+    [
+        ("HTML Code", "bullet", "- a\n- b"),
+        ("HTML Code", "decimal", "```\n1. a\n2. b\n```"),
+        ("Plain Text", "bullet", "- a\n- b"),
+    ],
+)
+def test_items_of_signs_are_no_code_whatever_their_style_is(style: str, kind: str, shown: str) -> None:
+    numbering = (
+        f'<w:numbering {W}><w:abstractNum w:abstractNumId="0"><w:lvl w:ilvl="0"><w:numFmt w:val="{kind}"/>'
+        '</w:lvl></w:abstractNum><w:num w:numId="1"><w:abstractNumId w:val="0"/></w:num></w:numbering>'
+    )
+    named = f'<w:style w:type="paragraph" w:styleId="S"><w:name w:val="{style}"/></w:style>'
+    parts = {"word/styles.xml": f"<w:styles {W}>{named}</w:styles>", "word/numbering.xml": numbering}
+    assert read_archive(docx(paragraph("a", "S", 1) + paragraph("b", "S", 1), **parts)).text == shown
+
+
 def test_style_of_a_run_says_its_height_and_its_font() -> None:
     styles = "".join(
         f'<w:style w:type="character" w:styleId="{id}"><w:name w:val="{id}"/>{about}</w:style>'
@@ -324,6 +372,16 @@ def test_style_of_a_run_says_its_height_and_its_font() -> None:
 def test_letters_in_a_font_of_signs_are_its_signs() -> None:
     parts = in_font("5 m", "Symbol"), in_font("ü", "Wingdings"), in_font("mü", "Arial")
     assert read_archive(docx(f"<w:p>{''.join(parts)}</w:p>")).text == "5 μ✓mü"
+
+
+@pytest.mark.parametrize(
+    ("ascii", "other", "shown"),
+    [("Arial", "Symbol", "5 m ×"), ("Symbol", "Arial", "5 μ ´"), ("", "Symbol", "5 m ×")],
+)
+def test_letters_of_ascii_and_other_signs_have_fonts_of_their_own(ascii: str, other: str, shown: str) -> None:
+    fonts = f'w:ascii="{ascii}" w:hAnsi="{other}"'.removeprefix('w:ascii="" ')
+    letters = f"<w:r><w:rPr><w:rFonts {fonts}/></w:rPr><w:t>5 m \xb4</w:t></w:r>"
+    assert read_archive(docx(f"<w:p>{letters}</w:p>")).text == shown
 
 
 def test_empty_paragraphs_of_word_change_nothing() -> None:
