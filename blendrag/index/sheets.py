@@ -6,7 +6,6 @@ import contextlib
 import posixpath
 import re
 import warnings
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from html import unescape
 from typing import Any, NamedTuple
@@ -32,10 +31,19 @@ def read_xlsx(parts: Parts) -> Content:
             packed(_of_cells(parts)), read_only=True, data_only=True, rich_text=True
         )
         book._date_formats = set()  # which makes errors of numbers that are no dates
-        for sheet in book.worksheets:
-            sheet._shared_strings = defaultdict(str, enumerate(sheet._shared_strings))
+        strings = _Strings()
+        for sheet in book.worksheets:  # which share them
+            strings = strings or _Strings(enumerate(sheet._shared_strings))
+            sheet._shared_strings = strings
         sheets = [list(_whole_sheet(parts, sheet)) for sheet in book.worksheets]
     return Content("\n\n".join(part for sheet in sheets for part in sheet), {"sheets": len(sheets)})
+
+
+class _Strings(dict[int, str]):
+    """Texts by their places, none where there is none."""
+
+    def __missing__(self, place: int) -> str:
+        return ""
 
 
 _MAIN = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"

@@ -264,6 +264,25 @@ def test_workbook_with_a_broken_drawing_or_links_is_read_without_them(drawing: s
     assert read_archive(archive(parts)).text == "# Sheet\n\n| form |\n| --- |"
 
 
+def test_sheets_share_their_texts() -> None:
+    """A dictionary of all texts for each of a hundred sheets took most of a gigabyte."""
+    import tracemalloc
+
+    import xlsxwriter
+
+    file = io.BytesIO()
+    with xlsxwriter.Workbook(file) as book:
+        for sheet in [book.add_worksheet() for _ in range(50)]:
+            sheet.write_string(0, 0, "text 1")
+        for row in range(5_000):
+            sheet.write_string(row, 1, f"text {row}")
+    tracemalloc.start()
+    text = read_archive(file.getvalue()).text
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert text.count("\n\n| text 1 |") == 50 and most < 18_000_000
+
+
 def test_letters_in_place_of_a_link_take_no_time() -> None:
     """To part them at each letter, and look on from there, took hours."""
     from openpyxl import Workbook
