@@ -93,10 +93,13 @@ _TEXT = ("@",)
 
 
 def _part_for(number: float, parts: list[_Shown]) -> _Shown:
-    """Return the section for a number; the first one, where its own hides it or has a dash for zero."""
+    """Return the section for a number; the first one's digits, where its own hides it or has a dash for zero.
+    Words that a format has for all numbers are about them, and tell none."""
     own = parts[2:3] if number == 0 else parts[1:2] if number < 0 else []
+    of_words = (own or parts[:1]) if len(parts) > 1 else []
     for part in own + parts[:1]:
-        if part.zeros or (part.places and (number or part is parts[0])) or _SAYS.fullmatch(part.texts[0]):
+        says = part in of_words and _SAYS.fullmatch(part.texts[0])
+        if part.zeros or (part.places and (number or part is parts[0])) or says:
             return part
     return _Shown()
 
@@ -107,6 +110,7 @@ _OF_FORMATS = re.compile(
     r"|(General|@|[.,]*[0#?][0#?.,]*(?:E[+-]0+)?)|(.)",
     re.S,
 )
+_THOUSANDS = re.compile(r"[\s'\u2019]*")
 _SAYS = re.compile(r"(?!.*(?:\B[-\u2012-\u2014]|[-\u2012-\u2014]\B)).*\S.*", re.S)
 
 
@@ -120,6 +124,8 @@ def _parts_of(format: str) -> list[_Shown]:
             if sections and digits:  # of a negative number, which gets its sign
                 texts[0], texts[-1] = (text.strip("()+-") for text in (texts[0], texts[-1]))
             joined = "".join(digits)
+            if digits and _THOUSANDS.fullmatch("".join(texts[1:-1])) and re.match("##0(?![0#?])", digits[-1]):
+                texts[1:-1], digits = [], [joined]  # which other signs than a comma part
             scale /= 1000.0 ** len(re.findall(r",(?=,*(?:\.|$))", joined))
             whole = not joined.strip("0#?")
             known = known and (len(digits) < 2 or (whole and scale == 1))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from blendrag.index.numbers import formatted
+from blendrag.index.numbers import formatted, written
 
 
 @pytest.mark.parametrize(
@@ -22,3 +22,36 @@ from blendrag.index.numbers import formatted
 def test_number_of_a_list_is_in_its_script(kind: str, shown: str) -> None:
     written = (formatted(number, kind) for number in (1, 10, 12, 20, 105, 110, 1050))
     assert " ".join(written) == shown
+
+
+@pytest.mark.parametrize(
+    ("number", "format", "shown"),
+    [
+        (12345, '"a lot"', "12345"),
+        (12345, '"a lot";@', "12345"),
+        (-1, '"on";;"off"', "-1"),
+        (0, '"on";;"off"', "off"),
+        (1, '"on";;"off"', "on"),
+        (-1, '"Yes";"Yes";"No"', "Yes"),
+        (0, '"up";"down"', "up"),
+    ],
+)
+def test_words_of_a_format_stand_for_the_numbers_that_it_has_them_for(
+    number: float, format: str, shown: str
+) -> None:
+    assert written(number, format) == shown
+
+
+@pytest.mark.parametrize(
+    ("number", "format", "shown"),
+    [
+        (1234567, "# ##0", "1234567"),
+        (-1234567, "#\\ ###\\ ##0;-#\\ ###\\ ##0", "-1234567"),
+        (1234567, "#'###'##0", "1234567"),
+        (1234567.5, '# ##0.00 "€"', "1234567.5 €"),
+        (61234, '0#" "##" "##', "06 12 34"),
+        (123456, "000 000", "123 456"),
+    ],
+)
+def test_number_is_whole_however_its_format_parts_thousands(number: float, format: str, shown: str) -> None:
+    assert written(number, format) == shown
