@@ -18,7 +18,7 @@ from html import unescape
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from blendrag.errors import BlendragError, needs
-from blendrag.index.text import Content, Unusable, decode
+from blendrag.index.text import CONTROL, Content, Unusable, decode
 
 if TYPE_CHECKING:
     from pypdf import PageObject, PdfReader
@@ -46,7 +46,7 @@ def read_markdown(data: bytes) -> Content:
 
 _PICTURE = re.compile(
     r"""(\]\(\s?<?|\]:\s*<?|\bsrc(?:set)?=["'])"""
-    r"data:(?:image/|application/octet-stream)[\w.+;=-]*,(?:[\w+/=%.-]|\n(?=[\w+/=]{60})){100,}",
+    r"data:(?:image/|application/octet-stream)[\w.+;=-]*,(?:[\w+/=%.-]|\n(?=[A-Za-z\d+/]{60})){100,}",
     re.I,
 )
 
@@ -82,15 +82,27 @@ def _letter(found: re.Match[str]) -> str:
 def read_folded(data: bytes) -> Content:
     """Read calendars and contacts with their lines whole, which are folded anywhere in a word or letter, and
     without pictures in letters."""
-    data = _QUOTED.sub(lambda line: line[1] + a2b_qp(line[2]), data)
-    return Content(decode(_ATTACHED.sub(rb"\1", _FOLD.sub(b"", data))))
+    text = _QUOTED.sub(_unquoted, decode(_FOLD.sub(b"", data)))
+    return Content(_ATTACHED.sub(r"\1", text))
 
 
+_FOLD = re.compile(rb"(?<!=)(?:\r\n|(?<!\r)\n)[ \t]")
+# A value with the lines that it goes on in, or a fold behind "=" that is part of no such value.
 _QUOTED = re.compile(
-    rb"^([^:\r\n]{0,200};ENCODING=QUOTED-PRINTABLE\b[^:\r\n]{0,200}:)((?:=\r?\n|.)*)", re.I | re.M
+    r"^([^:\n]{0,200};(?:ENCODING=)?QUOTED-PRINTABLE\b[^:\n]{0,200}:)((?:=\n|.)*)|\n[ \t]", re.I | re.M
 )
-_FOLD = re.compile(rb"\r?\n[ \t]")
-_ATTACHED = re.compile(rb"(;ENCODING=B(?:ASE64)?\b[^:\r\n]{0,200}:|;base64\\?,)[\w+/=]{100,}", re.I)
+_CHARSET = re.compile(r";CHARSET=\"?([\w.:-]+)", re.I)
+_ATTACHED = re.compile(
+    r"(;(?:ENCODING=B|(?:ENCODING=)?BASE64)\b[^:\n]{0,200}:|;base64\\?,)[\w+/=]{100,}", re.I | re.ASCII
+)
+
+
+def _unquoted(found: re.Match[str]) -> str:
+    if not (head := found[1]):
+        return ""
+    charset = _CHARSET.search(head)
+    value = a2b_qp(found[2].encode()).translate(None, CONTROL)
+    return head + decode(value, charset[1] if charset else "")
 
 
 def read_pdf(data: bytes) -> Content:
@@ -105,14 +117,15 @@ def read_pdf(data: bytes) -> Content:
     by_number = {getattr(page.indirect_reference, "idnum", -n): page for n, page in enumerate(document.pages)}
     pages = list(by_number.values())
     texts = [page.extract_text() for page in in_time(pages)]
-    if "".join(texts).lstrip().startswith("Please wait...") and document.xfa:
-        raise Unusable("PDF whose form only Adobe's programs show (XFA): print it there as a PDF")
     if not any(map(_HYPHEN.search, texts)):
         texts = [_PARTED.sub("", text) for text in texts]
-    if _OF_TEX.search(" ".join(map(str, (document.metadata or {}).values()))):
-        texts = [_ACCENTED.sub(_with_accent, text) for text in texts]
+    made = document.metadata
+    if made and _OF_TEX.search(f"{made.get('/Creator')} {made.get('/Producer')}"):
+        texts = [_UNBROKEN.sub(_with_its_accents, _ACCENTED.sub(_with_accent, text)) for text in texts]
     texts = _rejoined([text.translate(_LETTERS).strip() for text in texts])
     fields = "\n".join(_fields(document, in_time(pages)))
+    if not fields and "".join(texts).startswith("Please wait...") and document.xfa:
+        raise Unusable("PDF whose form only Adobe's programs show (XFA): print it there as a PDF")
     if not fields and not any(texts):
         raise Unusable("PDF without text (a scan has to go through OCR first)")
     written = [
@@ -139,6 +152,10 @@ def _within(seconds: float) -> Callable[[Iterable[T]], Iterator[T]]:
     return in_time
 
 
+def _with_its_accents(found: re.Match[str]) -> str:
+    return found[0] if _OF_CODE.search(found[0]) else _AMBIGUOUS.sub(_with_accent, found[0])
+
+
 def _with_accent(found: re.Match[str]) -> str:
     letter = found[2].replace("\u0131", "i") + _COMBINING[_ACCENTS.index(found[1].strip())]
     return letter if len(letter := unicodedata.normalize("NFC", letter)) == 1 else found[0]
@@ -146,7 +163,10 @@ def _with_accent(found: re.Match[str]) -> str:
 
 _OF_TEX = re.compile("TeX|tex2pdf|dvips")
 # Before its letter, as TeX sets it; three of these signs stand for themselves, too, in code and addresses.
-_ACCENTED = re.compile(r"([´¨¯¸ˇ˘˙˚˝] ?|(?<=[^\W\d_])[`ˆ˜])([^\W\d_])")
+_ACCENTED = re.compile(r"([´¨¯¸ˇ˘˙˚˝] ?)([^\W\d_])")
+_AMBIGUOUS = re.compile(r"(?<=[^\W\d_])([`ˆ](?=[aeiouı])|˜(?=[ano]))([^\W\d_])", re.I)
+_UNBROKEN = re.compile(r"\S+")
+_OF_CODE = re.compile(r"\w\(|\)\w|=")
 _ACCENTS = "´¨¯¸ˇ˘˙˚˝`ˆ˜"
 _COMBINING = "\u0301\u0308\u0304\u0327\u030c\u0306\u0307\u030a\u030b\u0300\u0302\u0303"
 
@@ -197,11 +217,12 @@ def _fields(document: PdfReader, pages: Iterable[PageObject]) -> Iterator[str]:
             if line := _filled(field, name):
                 listed.add(line)
                 yield line
-    with contextlib.suppress(Exception):
-        for note in (note.get_object() for page in pages for note in page.annotations or ()):
-            widget = Field(note) if note.get("/Subtype") == "/Widget" and "/T" in note else {}
-            if (line := _filled(widget)) and line not in listed:
-                yield line
+    for page in pages:
+        with contextlib.suppress(Exception):
+            for note in (note.get_object() for note in page.annotations or ()):
+                widget = Field(note) if note.get("/Subtype") == "/Widget" and "/T" in note else {}
+                if (line := _filled(widget)) and line not in listed:
+                    yield line
 
 
 def _filled(field: Any, name: str = "") -> str:

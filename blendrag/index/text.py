@@ -36,7 +36,7 @@ _BROKEN = "\ufffd"
 _AMONG_OTHERS = re.compile(rf"{_BROKEN}[^\0-\x7f]|[^\0-\x7f]{_BROKEN}")
 _XML = re.compile(rb"""\s*<\?xml\b[^<>]*?\bencoding\s*=\s*["']([\w.:-]+)""")
 _NOT_TAKEN = re.compile(r"utf|unicode|(us-)?ascii|x-user", re.IGNORECASE)  # declared of what is none
-_CONTROL = bytes(set(range(32)) - set(b"\t\n\v\f\r\x1b")) + b"\x7f"
+CONTROL = bytes(set(range(32)) - set(b"\t\n\v\f\r\x1b")) + b"\x7f"
 
 
 def decode(data: bytes, declared: str = "") -> str:
@@ -56,7 +56,7 @@ def _decode(data: bytes, declared: str) -> str:
     if b"\0" in used or 2 * len(used) < len(data) or (used != data and not _is_utf_8(used)):
         return _decode_16_bit(data)
     data = used
-    if len(data.translate(None, _CONTROL)) < 0.95 * len(data):
+    if len(data.translate(None, CONTROL)) < 0.95 * len(data):
         raise Unusable("binary file")
     if b"\x1b$" in data:
         with contextlib.suppress(UnicodeDecodeError):
@@ -107,7 +107,7 @@ def _decode_16_bit(data: bytes) -> str:
         if data[1 - high :: 2].count(0) == 0 and 2 * data[high::2].count(0) > len(data) // 2:
             with contextlib.suppress(UnicodeDecodeError):
                 text = data.decode(encoding)
-                if len(text.encode("latin-1", "ignore").translate(None, _CONTROL)) > 0.95 * len(text) / 2:
+                if len(text.encode("latin-1", "ignore").translate(None, CONTROL)) > 0.95 * len(text) / 2:
                     return text
     raise Unusable(f"binary file (a zero byte at {data.index(0):,})")
 

@@ -53,6 +53,8 @@ def test_picture_in_letters_is_left_out_of_markdown() -> None:
         for picture in (letters, b"DATA:image/png;charset=x;base64," + b"A" * 76 + b"\n" + b"A" * 76):
             kept = content(before + picture + behind, ".md").text
             assert kept == (before + behind).decode()
+    for behind in ("\n" + "=" * 70, "\n" + "\u9577" * 70):
+        assert content(b"[a]: " + letters + behind.encode(), ".md").text == f"[a]: {behind}"
     style = b"```css\ncrane { background: url(%s) }\n```" % letters
     assert content(style, ".md").text == style.decode()
 
@@ -91,6 +93,23 @@ def test_contact_of_old_programs_is_read_without_its_photo() -> None:
     data += b"PHOTO;ENCODING=b;TYPE=JPEG:" + b"\r\n ".join([b"A" * 70] * 50) + b"\r\nEND:VCARD\r\n"
     said = content(data, ".vcf").text.split("\n")
     assert [line.partition(":")[2] for line in said] == ["M\u00fcller", "one  two", "", "VCARD", ""]
+
+
+@pytest.mark.parametrize(
+    ("written", "text"),
+    [
+        (b"CHARSET=ISO-8859-1;ENCODING=QUOTED-PRINTABLE:M=FCller", "M\u00fcller"),
+        (b"QUOTED-PRINTABLE;CHARSET=Shift_JIS:=93=FA=96{", "\u65e5\u672c"),
+        (b"ENCODING=QUOTED-PRINTABLE:first line=0D=0A second line", "first line\n second line"),
+        (b"ENCODING=QUOTED-PRINTABLE:caf=C\r\n 3=\r\n=A9 =3D=\n x", "caf\u00e9 = x"),
+        (b"CHARSET=none;ENCODING=QUOTED-PRINTABLE:M=C3=BC=00ller=01", "M\u00fcller"),
+        (b"VALUE=URI:https://a.test/?x=\r\n 3", "https://a.test/?x=3"),
+    ],
+)
+def test_value_of_a_contact_is_decoded_as_it_declares_and_keeps_its_lines(written: bytes, text: str) -> None:
+    name = "FN:J\u00f6rg\r\n".encode()
+    said = content(name + b"NOTE;" + written + b"\r\n" + name, ".vcf").text
+    assert said.partition(";")[2].partition(":")[2] == f"{text}\nFN:J\u00f6rg\n"
 
 
 @given(st.text())
@@ -261,7 +280,14 @@ def test_accent_of_a_pdf_by_tex_stands_on_its_letter() -> None:
     made = pdf("M\\250uller caf\\264 e S\\230ao, it\\264s, \\230anna", encoding="WinAnsiEncoding")
     tex = rewritten(made, lambda writer: writer.add_metadata({"/Producer": "pdfTeX-1.40"}))
     assert tex == "M\u00fcller caf\u00e9 S\u00e3o, it\u015b, \u02dcanna", "no apostrophe of TeX looks so"
-    assert "it\u00b4s" in content(made, ".pdf").text
+    assert "it\u00b4s" in rewritten(made, lambda writer: writer.add_metadata({"/Title": "LaTeX for all"}))
+
+
+@pytest.mark.parametrize("code", ["lm\\(mpg\\230am\\)", "y=x\\230a", "x\\230y", "x\\210n", "a`b"])
+def test_code_in_a_pdf_by_tex_keeps_its_signs(code: str) -> None:
+    made = pdf(f"\\(S\\230ao t\\210ete\\) {code}", encoding="WinAnsiEncoding")
+    text = rewritten(made, lambda writer: writer.add_metadata({"/Creator": "LaTeX"}))
+    assert text == "(S\u00e3o t\u00eate) " + content(made, ".pdf").text.split()[-1]
 
 
 def test_page_that_a_pdf_has_several_times_is_read_once() -> None:
@@ -273,22 +299,31 @@ def test_page_that_a_pdf_has_several_times_is_read_once() -> None:
 
 
 def test_pdf_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    unread: Any = None
     monkeypatch.setattr(formats, "_SECONDS", -1)
     with pytest.raises(Unusable, match="more than"):
         content(pdf("It lifts."), ".pdf")
+    with pytest.raises(Unusable, match="more than"):
+        list(formats._fields(unread, formats._within(-1)([unread])))
 
 
-def test_form_that_only_the_programs_of_adobe_show_is_refused() -> None:
+def test_form_that_only_the_programs_of_adobe_show_is_refused_unless_its_fields_are_filled() -> None:
     from pypdf.generic import ArrayObject, DecodedStreamObject, DictionaryObject, NameObject, TextStringObject
 
-    def hide(writer: Any) -> None:
+    def named(**values: Any) -> DictionaryObject:
+        return DictionaryObject({NameObject(f"/{name}"): value for name, value in values.items()})
+
+    def hide(writer: Any, *fields: DictionaryObject) -> None:
         parts = ArrayObject([TextStringObject("template"), writer._add_object(DecodedStreamObject())])
-        writer.root_object[NameObject("/AcroForm")] = DictionaryObject({NameObject("/XFA"): parts})
+        form = named(XFA=parts, Fields=ArrayObject(map(writer._add_object, fields)))
+        writer.root_object[NameObject("/AcroForm")] = form
 
     notice = pdf("Please wait... If this message is not replaced")
     with pytest.raises(Unusable, match="XFA"):
         rewritten(notice, hide)
     assert content(notice, ".pdf").text.startswith("Please wait")
+    field = named(T=TextStringObject("Name"), FT=NameObject("/Tx"), V=TextStringObject("Ada"))
+    assert rewritten(notice, lambda writer: hide(writer, field)).endswith("Name: Ada")
 
 
 def test_what_was_filled_into_a_form_is_kept_as_it_is_shown() -> None:
