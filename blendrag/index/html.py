@@ -67,6 +67,10 @@ _NO_CODE = "pre, table, ul, ol, h1, h2, h3, h4, h5, h6"  # if it stands in some
 _TICKED = ("checkbox", "radio")  # inputs
 _WITHOUT_TEXT = ("color", "file", "hidden", "image", "password", "range")
 _SEEN = {0xA0: " ", 0xAD: None, 0x200B: None}  # a blank, and where a word may be parted
+_UNREAD = (
+    "nav, template, div[role=navigation], ul[role=navigation],"
+    "svg :is(symbol, defs):not(:has(text, foreignObject))"  # names of icons
+)
 _MARKS = frozenset("¶§↩↵↑⇧🔗\ufe0e\ufe0f")  # links that lead to where they stand, or back
 _HEADING_MARKS = _MARKS | frozenset("#^")  # operators elsewhere
 _UNSEEN_SIGNS = re.compile("[\u00a0\u00ad\u200b]")
@@ -111,7 +115,7 @@ def _take_title(page: Document) -> str:
 
 def _prepare(page: Document) -> None:
     """Drop what is not read, and give the writer only what it writes whole."""
-    for menu in page.select("nav, template, div[role=navigation], ul[role=navigation], symbol, defs"):
+    for menu in page.select(_UNREAD):
         place = menu.source_location
         menu.decompose() if place and place.end_tag else menu.unwrap()
     page.remove("iframe, body > input:has(+ label:empty, + input + label:empty)")  # these open menus

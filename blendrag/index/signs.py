@@ -10,7 +10,8 @@ from turbohtml import Document, Element, Node, Text
 RAISED = re.compile(r"[\d+\u2012-\u2014\u2212-]|[^\W_adeor]\b|\([^()]*[\d+\u2012-\u2014\u2212-]")
 """The beginning of an exponent or a note's number, not of the letters of "1st", "1er" or "XIXe"."""
 # Of formulas: before the second part, the third.
-_WRAPPERS = ("a", "b", "em", "font", "i", "s", "span", "strong", "u")
+# No links: in Markdown, [^1](#fn) is not one.
+_WRAPPERS = ("b", "em", "font", "i", "s", "span", "strong", "u")
 _ALIGNED = re.compile(r"(?<![\w-])vertical-align\s*:\s*(sup|sub)", re.I)
 _PARTS = {"msub": "_", "munder": "_", "msup": "^", "msubsup": "_^", "munderover": "_^", "mfrac": "/"}
 
@@ -26,7 +27,7 @@ def write_signs(page: Document) -> None:
     for styled in page.select("span[style*='vertical-align' i]"):
         if aligned := _ALIGNED.search(styled.attr("style") or ""):
             styled.tag = aligned[1].lower()
-    for raised in page.select("sup"):
+    for raised in reversed(page.select("sup")):  # one around another is marked, not both
         before, texts = _beside(raised, "previous_sibling"), _first_texts(raised)
         apart = before is None or (isinstance(before, Text) and before.data[-1:].isspace())
         said = texts[0].data.lstrip(" \t\n\xa0\u2060") if texts and not apart else ""

@@ -18,7 +18,12 @@ _EMPTY = re.compile(rf"<({_READ})\b([^<>]*)/>", re.I)
 # In XHTML, an element that is closed at once, which a parser of HTML would leave open.
 _XHTML = re.compile(r"""\A\s*<\?xml\b|<html\b[^<>]*\sxmlns\s*=\s*["']http://www\.w3\.org/1999/xhtml""")
 _VOID = r"(?:area|base|br|col|embed|hr|img|input|link|meta|param|source|track|wbr)"
-_CLOSED = re.compile(rf"""<((?!{_VOID}[\s/])[\w:-]+)(\s[^<>]*["'\s]|)/>""")
+# Or text that a parser reads as it is, up to its end.
+_CLOSED = re.compile(
+    rf"""<({_READ})(?=[\s>])[^<>]*(?<!/)>[^<]*(?:<(?!/?(?:{_READ})\b)[^<]*)*(?=</\1\b)"""
+    rf"""|<((?!{_VOID}[\s/])[\w:-]+)(\s[^<>]*["'\s]|)/>""",
+    re.I,
+)
 _OPENING = re.compile(rf"<(?:(!--)|(!\[CDATA\[)|({_READ}|{_DROPPED})(?=[\s/>]))", re.I)
 _CLOSING = re.compile(rf"(--!?>)|(\]\]>)|</({_READ}|{_DROPPED})(?=[\s/>])", re.I)
 # Elements that a browser with scripts and frames does not show, but that have text of the page.
@@ -53,7 +58,7 @@ def _closed(markup: str) -> str:
     head, end, tail = _PREFIXED.sub(r"<\1\2", _text_of_cdata(markup)).rpartition(">")
     markup = head + end + tail.replace("<", "&lt;")  # no tag is complete behind the last bracket
     if _XHTML.search(markup):
-        markup = _CLOSED.sub(r"<\1\2></\1>", markup)
+        markup = _CLOSED.sub(lambda at: at[0] if at[1] else f"<{at[2]}{at[3]}></{at[2]}>", markup)
     markup = _UNSEEN.sub(r"<\1div", _EMPTY.sub(r"<\1\2></\1>", markup))
     last = {_kind(closing): closing.start() for closing in _CLOSING.finditer(markup)}
 

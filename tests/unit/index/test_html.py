@@ -258,6 +258,11 @@ def test_xhtml_is_read() -> None:
         ("<p>2<span style='Vertical-align: super'>3</span> 11<span style='vertical-align:sub'>2", "2^3 11_2"),
         ("<p>1<sup>–6</sup> 1<sup> -6</sup> 1<sup>\u2060−6</sup> 1<sup>2</sup>3", "1^–6 1^-6 1^−6 1^(2)3"),
         ("<p>2<sup>(n+1)</sup> 2<sup>(n-1)</sup> A<sup>(R)</sup>", "2^(n+1) 2^(n-1) A(R)"),
+        ("<p>m<sup><span style='vertical-align:super'>2</span></sup> 2<sup>n<sup>2</sup></sup>", "m^2 2^n^2"),
+        ("<p>m<span style='vertical-align:super'><sup>2</sup></span>3", "m^(2)3"),
+        ("<p>word<a href=#fn1><sup>1</sup></a> 10<b><sup>2", "word[1](#fn1) 10^2"),
+        ("<svg><defs><text>a</text></defs><symbol><title>b</title><text>c</text></symbol></svg>", "a b c"),
+        ("<p>A <symbol>H2O</symbol> <defs>b", "A H2O b"),
         ("<pre>10<sup>2</sup> x<sub>1</sub>", "```\n10^2 x1\n```"),
         ("<table role=presentation><tr><td>a</table><table><tr><td>b</table>", "a\n\n| b |\n| --- |"),
         ("<table><tr><td><h1>A</h1>b<tr><td><ol><li>c</ol></table>", "# A\n\nb\n\n1. c"),
@@ -271,10 +276,24 @@ def test_structure_is_markdown(page: str, text: str) -> None:
     assert markdown(page).text == text
 
 
-@pytest.mark.parametrize("tag", ["pre", "h2", "code", "sup class='a'", "nav", "title", "m:mi"])
-def test_element_of_xhtml_that_is_closed_at_once_takes_no_text(tag: str) -> None:
-    for head in ("<?xml version='1.0'?><html>", '<html xmlns="http://www.w3.org/1999/xhtml">'):
-        assert markdown(f"{head}<p>1<br/><{tag}/>b</p><p>c").text.split("\n")[-1] == "c"
+XHTML = ("<?xml version='1.0'?><html>", '<html xmlns="http://www.w3.org/1999/xhtml">')
+
+
+@pytest.mark.parametrize(
+    ("tag", "written"),
+    [("pre", "\n\n\n```\n```\n\n"), ("h2", "\n\n\n## \n\n"), ("code", "\n"), ("sup class='a'", "\n"),
+     ("nav", "\n\n\n"), ("title", "\n"), ("m:mi", "\n  "), ("TEXTAREA", "\n  "), ("BR", "\n\n")],
+)  # fmt: skip
+def test_element_of_xhtml_that_is_closed_at_once_takes_no_text(tag: str, written: str) -> None:
+    for head in XHTML:
+        assert markdown(f"{head}<p>1<br/><{tag}/>b</p><p>c").text == f"1{written}b\n\nc"
+
+
+def test_text_of_xhtml_that_is_read_as_it_is_stays_so() -> None:
+    for head in XHTML:
+        for tag, written in (("xmp", "```\n<a b='c'/>\n```\n\nd"), ("TEXTAREA", "<a b='c'/> d")):
+            page = f"{head}<title>t</title><{tag} id='x'><a b='c'/></{tag}><i/>d"
+            assert markdown(page).text == written
 
 
 def test_title_stands_first_and_once() -> None:
@@ -324,6 +343,7 @@ REPEATED = (
     "<p style='white-space:pre'>\nx\n", "<span style='display:block'>", "<table><tr><td><ul>",
     "<title>x</title>", "<u>1<sup>2</sup>", "<b><sup>1", "<?xml <b a ", "<pre><div></div><br>",
     "<div></div><br><div>", "<input type=radio>", "<td><pre class=lines></pre>", "<svg><defs>",
+    "<svg><symbol>", "<sup><span style=vertical-align:sub>", "<?xml ><xmp><a/>",
 )  # fmt: skip
 
 
