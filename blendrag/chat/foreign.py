@@ -11,7 +11,6 @@ from typing import Any
 from urllib.parse import unquote_to_bytes
 
 from blendrag.chat.request import AUTO, NONE, REQUIRED, RequestOptions
-from blendrag.chat.schema import above_zero
 from blendrag.engine.client.generation import Grammar
 from blendrag.errors import BlendragWarning, ConfigError
 from blendrag.former import ENGINE_ARGUMENTS
@@ -182,16 +181,22 @@ def _answer_format(response_format: Any, structured_outputs: Any) -> dict[str, A
 
 def class_schema(schema: Any) -> Any:
     """Return the JSON schema of a pydantic class without what no grammar knows and the class sees to: its
-    sets keep once what a list repeats (``uniqueItems``), and it checks ``multipleOf``, which grammars have of
-    no negative number."""
+    sets keep once what a list repeats (``uniqueItems``), and it checks ``multipleOf`` where its bounds name
+    negative numbers, whose multiples grammars do not have."""
     if isinstance(schema, Mapping):
         return {
             name: class_schema(one)
             for name, one in schema.items()
             if (name, one) != ("uniqueItems", True)
-            and not (name == "multipleOf" and isinstance(one, int | float) and not above_zero(schema))
+            and not (name == "multipleOf" and isinstance(one, int | float) and _below_zero(schema))
         }
     return [class_schema(one) for one in schema] if isinstance(schema, list) else schema
+
+
+def _below_zero(schema: Mapping[str, Any]) -> bool:
+    """Return whether the bounds of a schema's numbers say that they may be negative."""
+    least = min(schema.get("minimum", 0), schema.get("exclusiveMinimum", 0))
+    return least < 0 or min(schema.get("maximum", 1), schema.get("exclusiveMaximum", 1)) <= 0
 
 
 def text_of_url(url: Any) -> str | None:

@@ -89,7 +89,10 @@ class Schemas:
         own: dict[str, Any] = {}
         try:
             root = Resource.from_contents(dict(schema), default_specification=DRAFT202012)
-            own = self._resolved(root.contents, Registry().resolver_with_root(root))
+            resolved = self._resolved(root.contents, Registry().resolver_with_root(root))
+            if resolved is False:
+                raise ConfigError("nothing matches it, or only multiples of negative numbers")
+            own = resolved
             reason = _refusal(self._closed(own))
             if reason is not None:
                 for name, definition in self._definitions.items():
@@ -150,10 +153,12 @@ class Schemas:
         if isinstance(made.get("propertyNames"), Mapping):
             made = self._named(made)
         # Grammars know no negative multiples: of numbers on both sides of zero, they have those above it.
-        if made.get("multipleOf") == 1 and _types(made) & {"integer", "number"} == {"integer"}:
+        kinds = _types(made)
+        below = made.get("maximum", 0) < 0 or made.get("exclusiveMaximum", 1) <= 0
+        if made.get("multipleOf") == 1 and kinds & {"integer", "number"} == {"integer"}:
             del made["multipleOf"]
-        elif "multipleOf" in made and (made.get("maximum", 0) < 0 or made.get("exclusiveMaximum", 1) <= 0):
-            raise ConfigError("no grammar knows multipleOf of negative numbers")
+        elif "multipleOf" in made and below and kinds and kinds <= {"integer", "number"}:
+            return False
         if made.get("format", "date") not in _FORMATS:
             del made["format"]
         for bound, sign in _LARGEST.items():
@@ -176,10 +181,12 @@ class Schemas:
         names = named.get("enum", [named["const"]] if "const" in named else [])
         names = [str(name) if type(name) is int else name for name in names]
         more = named.keys() - {"const", "description", "enum", "format", "title", "type"}
+        if not names and not _types(named) <= {"string"}:
+            return schema
         made = {name: value for name, value in schema.items() if name != "propertyNames"}
-        known, others = schema.get("properties", {}), schema.get("additionalProperties", True)
         if not names and not more:
             return made
+        others = schema.get("additionalProperties", True)
         pattern = _pattern_of({name: named[name] for name in more})
         if not names and pattern and not {"patternProperties", "properties", "required"} & schema.keys():
             return {**made, "patternProperties": {pattern: others}, "additionalProperties": False}
@@ -187,6 +194,7 @@ class Schemas:
             return schema
         if "patternProperties" in schema or {*schema.get("required", ())} - {*names}:
             return schema
+        known = schema.get("properties", {})
         made["properties"] = {name: known.get(name, others) for name in names}
         return {**made, "additionalProperties": False}
 
@@ -219,6 +227,9 @@ def _without_idle(schema: dict[str, Any]) -> dict[str, Any]:
     made = dict(schema)
     if isinstance(made.get("type"), str):
         made["type"] = made["type"].lower()  # Gemini's are in capitals
+    for bound in ("exclusiveMaximum", "exclusiveMinimum"):
+        if isinstance(made.get(bound), bool):  # of OpenAPI 3.0
+            del made[bound]
     if made.get("uniqueItems") is False:
         del made["uniqueItems"]
     if made.get("propertyNames") in (True, {}, {"type": "string"}):
@@ -231,7 +242,7 @@ def _without_idle(schema: dict[str, Any]) -> dict[str, Any]:
 def _ends(schema: Any, ending: set[str]) -> bool:
     """Return whether something finite matches a schema. ending: names of definitions that something does."""
     if not isinstance(schema, Mapping):
-        return True
+        return schema is not False
     if "$ref" in schema and _definition(schema) not in ending:
         return False
     if not all(_ends(one, ending) for one in schema.get("allOf", ())):
@@ -280,7 +291,8 @@ def with_room(schema: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
         if "string" in _types(part) and part.get("format") in _DIGITS:
             part.setdefault("pattern", _DIGITS[part["format"]])
         # Nor do they know exponents of multiples, which numbers without bounds may need.
-        if "number" in _types(part) and above_zero(part) and part.keys().isdisjoint(_DECIDED):
+        above = max(part.get("minimum", -1), part.get("exclusiveMinimum", -1)) >= 0
+        if "number" in _types(part) and above and part.keys().isdisjoint(_DECIDED):
             part.setdefault("multipleOf", _FRACTION)
     room = _CHARACTERS_PER_TOKEN * max_tokens
     strings = [
@@ -403,11 +415,6 @@ def _pattern_of(names: Mapping[str, Any]) -> str | None:
     if names.keys() <= {"maxLength", "minLength"}:
         return rf"^[\s\S]{{{names.get('minLength', 0)},{names.get('maxLength', '')}}}$"
     return names["pattern"] if names.keys() == {"pattern"} else None
-
-
-def above_zero(schema: Mapping[str, Any]) -> bool:
-    """Return whether no number is negative that matches a schema."""
-    return max(schema.get("minimum", -1), schema.get("exclusiveMinimum", -1)) >= 0
 
 
 def _inner(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -131,7 +131,10 @@ def test_format_that_only_readers_know_is_dropped(kind: str) -> None:
         ({"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}]}}}, "no end"),
         ({"type": "array", "items": {"$ref": "#"}, "minItems": 1}, "no end"),
         ({"not": {"type": "string"}}, "not"),
-        ({"not": {}}, "no JSON schema"),
+        ({"not": {}}, "nothing matches"),
+        ({"type": "number", "multipleOf": 0.5, "maximum": -10}, "multiples of negative numbers"),
+        (fill("a", {"type": "number", "multipleOf": 0.5, "exclusiveMaximum": 0}), "[Uu]nsat"),
+        ({"type": "object", "propertyNames": {"type": "integer"}}, "propertyNames"),
         ({"type": "array", "uniqueItems": True}, "uniqueItems"),
         ({"type": "strnig"}, "strnig"),
         ({"properties": 3}, "properties"),
@@ -360,17 +363,25 @@ def test_dictionary_has_no_keys_but_those_of_their_pattern() -> None:
     assert not any(held(grammar, value) for value in ('{"1": 1}', '{"a": "x"}'))
 
 
-def test_multiples_of_a_class_may_be_negative_and_others_are_refused_if_all_are() -> None:
+def test_multiples_are_held_and_those_of_a_class_may_be_negative_where_its_bounds_say_so() -> None:
     """Grammars know those from zero up only."""
     step: dict[str, Any] = {"type": "number", "multipleOf": 0.5}
-    for negative in ({"maximum": -10}, {"exclusiveMaximum": 0}):
-        with pytest.raises(ConfigError, match="multipleOf of negative numbers"):
-            json_grammar({**step, **negative}, 100)
-    above = json_grammar(step, 100)
-    assert held(above, "1.5") and not held(above, "1.2")
+    for schema in (step, class_schema(step), {**step, "maximum": 100, "exclusiveMaximum": False}):
+        grammar = json_grammar(schema, 100)
+        assert held(grammar, "1.5") and not held(grammar, "1.2")
     assert held(json_grammar({"type": "integer", "multipleOf": 1}, 100), "-3")
-    assert held(json_grammar(class_schema(step), 100), "-1.5")
-    assert class_schema({**step, "minimum": 0}) == {**step, "minimum": 0}
+    for bound in ({"minimum": -10}, {"exclusiveMaximum": 0}):
+        assert held(json_grammar(class_schema({**step, **bound}), 100), "-1.5")
+
+
+def test_part_of_negative_multiples_costs_the_schema_nothing_else() -> None:
+    below = {"type": "integer", "multipleOf": 5, "maximum": -5}
+    either = json_grammar({"anyOf": [below, {"type": "string"}]}, 100)
+    assert held(either, '"a"') and not held(either, "-5")
+    whole = {"type": "object", "properties": {"a": below, "b": {"type": "string"}}, "required": ["b"]}
+    optional = json_grammar(whole, 100)
+    assert held(optional, '{"b": "x"}')
+    assert matcher_of(optional).try_consume_tokens(list(b'{"a": ')) < 3  # where nothing could follow
 
 
 def test_alternative_that_no_grammar_holds_is_left_out_while_there_are_others() -> None:
