@@ -157,7 +157,9 @@ def _parsed_by(
     own = _marks(None, names)  # that tools are described with, where a template knows none
     described = None if parser.apart or marks.search(text) else own.search(text)
     if described and described.start() < start and (parser.perhaps or not written):
-        return _tagged(text, names, own)
+        read = _tagged(text, names, own)
+        if read.calls:  # without one, the tag is only mentioned
+            return read
     found = [_call_of(name, arguments, rest, names) for name, arguments in written]
     if as_json and not any(isinstance(one, ToolCall) for one in found):
         return _tagged(text, names, marks)

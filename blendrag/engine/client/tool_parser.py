@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import re
@@ -21,7 +22,7 @@ _log = logging.getLogger(__name__)
 _OWN = "hermes"  # vLLM's name of its parser of JSON between <tool_call> tags
 _HARMONY = "openai"  # vLLM's name of its parser of gpt-oss, which reads tokens
 _ESCAPING = "functiongemma"  # that of one whose calls are in braces, their texts between escapes
-_ESCAPED = re.compile(r"<start_function_call>call:([^\s{]+)({.*?})<end_function_call>", re.DOTALL)
+_ESCAPED = re.compile(r"<start_function_call>call:([^\s{]+)({.*?})(?:<end_function_call>|\s*\Z)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +161,7 @@ class ToolParser:
             raise ConfigError(f"tool_parser {name!r} cannot read these tools: {error}") from error
         known = next((one for one in NOTATIONS if one.parser == _SAME.get(name, name)), Notation("", ()))
         self._by_tokens, self._escapes = name == _HARMONY, name == _ESCAPING
+        self._tools = {tool["function"]["name"]: tool["function"].get("parameters") for tool in tools}
         self.apart = False
         """True if calls are told from tokens, and are no part of the text."""
         self.skip_special_tokens: bool = bool(self._request.skip_special_tokens)
@@ -177,8 +179,24 @@ class ToolParser:
     def read(self, text: str, token_ids: Sequence[int]) -> tuple[str, list[tuple[str, str]]]:
         """Return the text of an answer, and the names and arguments of its calls: arguments as the model
         wrote them, or as JSON. If there are no calls, the text is unchanged."""
-        if self._escapes and (found := _ESCAPED.findall(text)):  # vLLM's reads texts only
-            return _ESCAPED.sub("", text), [(name, _unescaped(arguments)) for name, arguments in found]
+        if self._escapes and (found := [*_ESCAPED.finditer(text)]):  # vLLM's reads texts only
+            return _ESCAPED.sub("", text), [call for one in found for call in self._escaped(one)]
+        return self._parsed(text, token_ids)
+
+    def _escaped(self, call: re.Match[str]) -> list[tuple[str, str]]:
+        """Return a call between escapes. Values that are no texts by its schema are the JSON in them."""
+        try:
+            arguments = json.loads(_unescaped(call[2]))
+        except (ValueError, RecursionError):
+            return self._parsed(call[0], ())[1]
+        schemas = (self._tools.get(call[1]) or {}).get("properties") or {}
+        for name, value in arguments.items():
+            if isinstance(value, str) and not _is_text(schemas.get(name)):
+                with contextlib.suppress(ValueError, RecursionError):
+                    arguments[name] = json.loads(value)
+        return [(call[1], json.dumps(arguments))]
+
+    def _parsed(self, text: str, token_ids: Sequence[int]) -> tuple[str, list[tuple[str, str]]]:
         try:
             _, content, calls = self._parser.parse(
                 text, self._request, enable_auto_tools=True, model_output_token_ids=list(token_ids)
@@ -193,6 +211,13 @@ class ToolParser:
     def calls_in(self, text: str) -> int:
         """Return how many calls seem to be in a text, at least."""
         return sum(map(text.count, self.each))
+
+
+def _is_text(schema: Any) -> bool:
+    """Return whether a schema says of a value that it may be a text."""
+    if not isinstance(schema, Mapping):
+        return False
+    return "string" in (schema.get("type") or ()) or any(map(_is_text, schema.get("anyOf") or ()))
 
 
 def _unescaped(arguments: str) -> str:

@@ -160,6 +160,25 @@ def test_text_behind_a_call_is_kept_and_what_is_in_it_is_its_own(city: str, spea
     assert [call.arguments for call in reading.calls] == [{"city": city, "days": 2}]
 
 
+@pytest.mark.parametrize(
+    ("written", "arguments"),
+    [
+        ("{city:<escape>7<escape>,days:<escape>2<escape>}", {"city": "7", "days": 2}),
+        ("{city:<escape>Oslo<escape>,days:2}\n", {"city": "Oslo", "days": 2}),
+        ("{city:<escape>Oslo<escape>,days:two}<end_function_call>", {"city": "Oslo"}),
+        ("{city:Oslo}<end_function_call>", {}),
+    ],
+)
+def test_call_between_escapes_is_read_as_far_as_it_goes(
+    written: str, arguments: dict[str, Any], speaker: Any
+) -> None:
+    clock = "<start_function_call>call:clock{}<end_function_call>"
+    text = f"I look.{clock}<start_function_call>call:weather{written}"
+    reading = read_answer(text, REQUEST, parser_of("functiongemma", speaker))
+    assert (reading.text, reading.invalid) == ("I look.", ())
+    assert [call.arguments for call in reading.calls] == [{}, arguments]
+
+
 def test_call_of_gpt_oss_is_read(speaker: Any) -> None:
     from openai_harmony import HarmonyEncodingName, load_harmony_encoding
 
@@ -323,6 +342,18 @@ def test_call_that_is_not_json_is_invalid_and_not_shown(name: str, written: str,
 def test_prose_that_mentions_a_tag_is_text(name: str, answer: str, early: str | None, speaker: Any) -> None:
     shown = answer if early is None else early
     assert streamed(answer, parser_of(name, speaker) if name else None) == (shown, Reading(answer))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "Hermes models write `<tool_call>{...}</tool_call>`, we do not.",
+        'A model writes <tool_call>\n{"name":"x","arguments":{}}\n</tool_call> there.',
+    ],
+)
+def test_tag_of_another_family_that_is_only_mentioned_is_text(answer: str, speaker: Any) -> None:
+    _, reading = streamed(answer, parser_of("mistral", speaker))
+    assert reading == Reading(answer)
 
 
 def test_text_behind_a_call_of_llama_is_kept(speaker: Any) -> None:
