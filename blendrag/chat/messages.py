@@ -55,7 +55,10 @@ def fit_template(tokenizer: Any, messages: Messages, /, **template_options: Any)
             return fitted
         taken.append((lost, fitted))
     if not taken:
-        raise errors[0]
+        said = [{**message, "content": message.get("content") or ""} for message in messages]
+        if said == list(messages):
+            raise errors[0]
+        return fit_template(tokenizer, said, **template_options)  # some fail at a call without content
     return min(taken, key=itemgetter(0))[1]
 
 

@@ -188,7 +188,7 @@ def _warn_about_variables(template: TemplateFacts, given: Mapping[str, Any]) -> 
 
 
 def _native(message: Message) -> Message:
-    message = {**message, "content": message.get("content") or ""}  # templates fail at none
+    message = dict(message)
     calls = [
         {
             "type": "function",

@@ -16,6 +16,8 @@ from typing import Any
 from unicodedata import is_normalized
 from weakref import WeakKeyDictionary
 
+from jinja2 import TemplateError
+
 from blendrag.errors import ModelError
 from blendrag.text import encodable
 
@@ -23,7 +25,7 @@ from blendrag.text import encodable
 _encoding = threading.Lock()
 _spelled: WeakKeyDictionary[Any, dict[int, tuple[int, ...]]] = WeakKeyDictionary()
 
-_SWITCH, _NEVER = re.compile("/(?:no_)?think"), re.compile("(?!)")
+_SWITCH, _NEVER = re.compile("/(?:no_)?think"), re.compile("\0")  # a literal is found fast
 
 Messages = Sequence[Mapping[str, Any]]  # role, content: those of chat completions
 
@@ -47,8 +49,11 @@ def render_chat(tokenizer: Any, messages: Messages, /, **options: Any) -> str:
         raise ModelError("the model has no chat template: choose an instruction-tuned model")
     try:
         rendered = tokenizer.apply_chat_template(list(messages), tokenize=False, **options)
-    except Exception as error:  # templates fail in their own ways at what they do not know
+    except TemplateError as error:
         raise ModelError(f"the model's chat template refuses these messages: {error}") from error
+    except Exception as error:  # templates fail in their own ways at what they do not know
+        reason = f"{type(error).__name__}: {error}"
+        raise ModelError(f"the model's chat template fails at these messages: {reason}") from error
     assert isinstance(rendered, str)
     return encodable(rendered)  # a template, or a request's variable, may say anything
 

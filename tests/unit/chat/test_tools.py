@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from blendrag.chat.calls import read_answer, visible
 from blendrag.chat.request import ChatRequest
-from blendrag.chat.tools import TemplateFacts, answer_grammar, template_knows_tools, with_tools
+from blendrag.chat.tools import TemplateFacts, answer_grammar, template_knows_tools, templated, with_tools
 from blendrag.errors import ConfigError, ModelError
 from blendrag.prompt import render_chat
 from grammars import held
@@ -47,12 +47,29 @@ def native(with_template: Any) -> Any:
     return with_template(NATIVE)
 
 
-def test_call_without_content_does_not_fail_in_a_template_that_reads_it(with_template: Any) -> None:
-    splitting = with_template(NATIVE.replace("{{ m.content }}", "{{ m.content.split('</think>')[-1] }}"))
+@pytest.mark.parametrize(
+    ("read", "said"),
+    [
+        ("m.content.split('</think>')[-1]", "refuses .* no attribute"),
+        ("m.content + '!'", "fails .* TypeError"),
+    ],
+)
+def test_call_without_content_does_not_fail_in_a_template_that_reads_it(
+    read: str, said: str, with_template: Any
+) -> None:
+    reading = with_template(NATIVE.replace("m.content", read))
     history = [HISTORY[0], {**HISTORY[1], "content": None}, HISTORY[2]]
-    assert "[call weather" in prompt(splitting, ChatRequest(history, tools=(WEATHER,)))
-    with pytest.raises(ModelError, match="refuses these messages"):
-        render_chat(splitting, history)
+    messages, options = templated(reading, ChatRequest(history, tools=(WEATHER,)))
+    assert "[call weather" in render_chat(reading, messages, **options)
+    with pytest.raises(ModelError, match=said):
+        render_chat(reading, history)
+
+
+def test_call_without_content_has_none_in_a_template_that_asks_for_it(with_template: Any) -> None:
+    asking = with_template(NATIVE.replace("{{ m.content }}", "{{ '!' if m.content is none else m.content }}"))
+    history = [HISTORY[0], {**HISTORY[1], "content": None}, HISTORY[2]]
+    messages, options = templated(asking, ChatRequest(history, tools=(WEATHER,)))
+    assert "![call weather" in render_chat(asking, messages, **options)
 
 
 def asking(**options: Any) -> ChatRequest:
