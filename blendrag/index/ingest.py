@@ -18,6 +18,7 @@ from blendrag.index.ledger import Ledger
 from blendrag.index.loaders import Document, Item, Skipped, is_single, load, resolved, source_of
 from blendrag.index.vectors import VectorStore
 from blendrag.progress import Progress
+from blendrag.serving.owners import with_repeats
 from blendrag.serving.prefill import PrefillReport
 from blendrag.store.catalogue import Catalogue
 from blendrag.store.contexts import Chunk
@@ -113,7 +114,9 @@ class DocumentPipeline:
         return self.catalogue is None or self.catalogue.known(keys) == keys
 
     def _release(self, owner: str) -> list[str]:
-        return [] if self.catalogue is None else self.catalogue.release(owner)
+        if self.catalogue is None:
+            return []
+        return self.catalogue.release(*with_repeats(self.catalogue, [owner]))
 
     def remove(self, source: str) -> list[str]:
         """Take a document out of everything. Returns keys whose KV can go."""

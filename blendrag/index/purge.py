@@ -13,7 +13,7 @@ from blendrag.files import sqlite
 from blendrag.files.paths import absolute
 from blendrag.index.ingest import DocumentPipeline
 from blendrag.serving.library import Library
-from blendrag.serving.owners import document_of, readable
+from blendrag.serving.owners import document_of, readable, with_repeats
 from blendrag.store.maintenance.closed_index import disk_errors, not_mounted, other_tiers
 from blendrag.store.primary import delete_from
 from blendrag.store.tiers.disk import QUARANTINE, SUFFIX
@@ -44,8 +44,9 @@ def purge(source: str, library: Library, pipeline: DocumentPipeline) -> Purged:
     catalogue, session = library.catalogue, library.session
     # A purge that was interrupted has left its document in the catalogue only.
     source = find_source(source, pipeline.ledger.sources() | set(catalogue.owners()))
-    owned = len(catalogue.owners(source).get(source, ()))
-    keys = catalogue.only_of(source)
+    leaving = with_repeats(catalogue, [source])
+    owned = {key for owner in leaving for key in catalogue.owners(owner).get(owner, ())}
+    keys = catalogue.only_of(*leaving)
     stack = [spec for spec in library.settings.stack if spec.writes != "never"]
     if store := session.store:
         unreachable = list(store.delete(keys, everywhere=True).unreachable)
@@ -73,7 +74,7 @@ def purge(source: str, library: Library, pipeline: DocumentPipeline) -> Purged:
     for name in ("catalogue.sqlite", "ledger.sqlite", "tree/catalogue.sqlite"):
         if (library.root / name).is_file():
             sqlite.compact(library.root / name)
-    return Purged(source, len(keys), owned - len(keys), rows, tuple(tiers))
+    return Purged(source, len(keys), len(owned) - len(keys), rows, tuple(tiers))
 
 
 def find_source(name: str, sources: Collection[str]) -> str:

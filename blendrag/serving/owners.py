@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import xxhash
 
 from blendrag.store.catalogue_schema import SEPARATOR
+
+if TYPE_CHECKING:
+    from blendrag.store.catalogue import Catalogue
 
 VOLATILE = "volatile:"
 REPEATED = "(repeated)"
@@ -27,6 +31,14 @@ def owner_of(collection: str, document: str) -> str:
 def repeat_of(text: str) -> str:
     """Return the owner for a text that nobody has named."""
     return owner_of(REPEATED, f"repeat {xxhash.xxh3_64_hexdigest(text.encode())}")
+
+
+def with_repeats(catalogue: Catalogue, owners: Iterable[str]) -> set[str]:
+    """Return these owners, and those of the same texts that nobody has named. What forgets a document forgets
+    these, too: that prompts repeat a text does not keep it."""
+    named = set(owners)
+    texts = {text.strip() for owner in named for text in catalogue.texts_of(owner)}
+    return named | catalogue.owned(map(repeat_of, texts))
 
 
 def volatile(collection: str) -> str:

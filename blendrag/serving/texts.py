@@ -13,7 +13,7 @@ from blendrag.errors import EngineClosedError
 from blendrag.files.lock import Turns
 from blendrag.progress import Progress
 from blendrag.prompt import Form, encode_document, shared_prefix
-from blendrag.serving.owners import repeat_of
+from blendrag.serving.owners import repeat_of, with_repeats
 from blendrag.serving.prefill import PrefillReport, batches, prefill_pending
 from blendrag.serving.session import EngineSession
 from blendrag.serving.sidecars import Sidecars
@@ -98,18 +98,15 @@ class Texts:
         return new
 
     def release(self, owners: Iterable[str]) -> None:
-        """Forget owners, and the KV of the texts that nobody else owns. An unknown owner is no error. That
-        prompts repeat a text does not keep it.
+        """Forget owners, and the KV of the texts that nobody else owns. An unknown owner is no error.
 
         What was prefilled behind these texts is prefilled anew: beside prompts, if the engine runs.
         """
-        leaving = set(owners)
         with self.changing.mine():
-            repeats = {repeat_of(text) for owner in leaving for text in self.catalogue.texts_of(owner)}
-            leaving |= self.catalogue.owned(repeats)
+            leaving = with_repeats(self.catalogue, owners)
             moved = self._without(leaving)
             orphans = self._take(moved)
-            orphans += [key for owner in leaving for key in self.catalogue.release(owner)]
+            orphans += self.catalogue.release(*leaving)
         self.drop(orphans)
         self.repair(chunk.key for chunks in moved.values() for chunk in chunks)
 

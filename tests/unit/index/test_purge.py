@@ -19,7 +19,7 @@ from blendrag.index.loaders import Document
 from blendrag.index.purge import Purged, find_source
 from blendrag.index.vectors import VectorStore
 from blendrag.progress import SILENT
-from blendrag.serving.owners import owner_of
+from blendrag.serving.owners import owner_of, repeat_of
 from blendrag.store.record import Layout
 from blendrag.store.tiers import DiskTier, TierError, TierSpec
 
@@ -185,6 +185,25 @@ def test_purge_does_not_pass_over_a_folder_that_keeps_its_files(made: Setting, h
         file.write_bytes(data)
     made.index.purge("secret.txt")
     assert made.holding(b"blue safe") == [] and not made.shared.has(keys)
+
+
+@pytest.mark.parametrize("how", ["delete", "purge", "changed"])
+def test_text_that_prompts_have_repeated_goes_with_its_document(made: Setting, how: str) -> None:
+    """A server of this index has kept it, too: alone, and so behind no other text."""
+    texts = {entry.text for entry in made.catalogue.chunks_of("secret.txt")}
+    repeats = {repeat_of(text): [text] for text in texts}
+    made.index._library.texts.register(repeats | {repeat_of(OPEN): [OPEN]})
+    assert made.catalogue.owned(repeats) == repeats.keys()
+    if how == "changed":
+        document = Document("It is sold.", "secret.txt")
+        made.index._library.texts.drop(made.index._pipeline().take(document, IngestReport(), SILENT))
+    else:
+        getattr(made.index, how)("secret.txt")
+    left = {entry.text for entry in made.catalogue.entries()}
+    assert not any("blue safe" in text for text in left) and OPEN in left
+    assert repeat_of(OPEN) in made.catalogue.owners()
+    if how == "purge":
+        assert made.holding(b"blue safe") == []
 
 
 # -- names ------------------------------------------------------------------------------------------------
