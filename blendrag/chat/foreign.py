@@ -204,8 +204,8 @@ def text_of_url(url: Any) -> str | None:
     head, _, data = url.partition(",") if isinstance(url, str) else ("", "", "")
     with contextlib.suppress(ValueError):
         if head.startswith("data:") and is_text(head[5:]):
-            coded = b64decode(data, validate=True) if head.endswith(";base64") else unquote_to_bytes(data)
-            return coded.decode()
+            in_base64 = "base64" in head.lower().replace(" ", "").split(";")
+            return (b64decode(data, validate=True) if in_base64 else unquote_to_bytes(data)).decode()
     return None
 
 

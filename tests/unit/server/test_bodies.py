@@ -132,6 +132,8 @@ def test_answers_given_several_times_have_places_of_their_own_and_are_counted() 
          [{"type": "text", "text": "hello"}]),
         ({"type": "file", "file": {"file_data": "data:text/plain;charset=utf-8,a%20b"}},
          [{"type": "text", "text": "a b"}]),
+        ({"type": "file", "file": {"file_data": "data:text/plain; Base64;charset=utf-8,aGVsbG8="}},
+         [{"type": "text", "text": "hello"}]),
         ({"type": "document", "document": {"data": "a"}}, [{"type": "text", "text": "a"}]),
         ({"type": "document", "source": {"type": "custom", "content": [{"text": "x"}]}},
          [{"type": "text", "text": "x"}]),
