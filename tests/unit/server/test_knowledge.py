@@ -66,7 +66,7 @@ async def test_misspelt_parameter_removes_nothing(blending: Blending, client: ht
     assert (await client.get(PATH)).json() == {"ids": ["b"]}
 
 
-@pytest.mark.parametrize("body", [b'{"ids": ["a"]}', b"{}", b"a"])
+@pytest.mark.parametrize("body", [b'{"ids": ["a"]}', b"[]", b"a"])
 async def test_body_of_a_delete_removes_nothing(
     blending: Blending, client: httpx.AsyncClient, body: bytes
 ) -> None:
@@ -75,6 +75,16 @@ async def test_body_of_a_delete_removes_nothing(
         answer = await client.request("DELETE", PATH, params=params, content=body, headers=JSON)
         assert answer.status_code == 400 and "?id=" in answer.text
     assert (await client.get(PATH)).json() == {"ids": ["a", "b"]}
+
+
+@pytest.mark.parametrize("body", [b"{}", b" {}\n", b"null"])
+async def test_delete_whose_body_says_nothing_is_one_without(
+    blending: Blending, client: httpx.AsyncClient, body: bytes
+) -> None:
+    keep_cities(blending, "a", "b")
+    answer = await client.request("DELETE", PATH, params={"id": "a"}, content=body, headers=JSON)
+    assert answer.json() == {"removed": 1}
+    assert (await client.get(PATH)).json() == {"ids": ["b"]}
 
 
 async def test_texts_that_prompts_repeat_can_be_listed_and_forgotten_but_not_put(
