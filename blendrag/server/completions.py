@@ -284,14 +284,20 @@ class _Answers:
         completions in a chunk before the line that ends it."""
         last, came = "", 0
         told: Told | None = None
+        begun = False
+
+        async def counted(answer: dict[str, Any]) -> Told:
+            nonlocal begun
+            begun = True
+            return await asyncio.shield(self._counted(answer))  # once, and whole, if it is broken off here
+
         try:
             async for chunk in chunks:
                 if not isinstance(chunk, str):
                     yield chunk
                     continue
-                if chunk.startswith(_DONE):
-                    answer = _read(last)
-                    counts, rows = told = told or await self._counted(answer)
+                if chunk.startswith(_DONE) and "error" not in (answer := _read(last)):
+                    counts, rows = told = told or await counted(answer)
                     if self.wanted:
                         head = {name: answer[name] for name in _HEAD if name in answer}
                         yield f"data: {json.dumps({**head, 'choices': [], FIELD_NAME: counts | rows})}\n\n"
@@ -300,7 +306,7 @@ class _Answers:
                 last, came = chunk, came + 1
                 event = _read(chunk) if self.times > 1 or self.door.counting in chunk else {}
                 if answer_in := self.door.answer_in(event):
-                    told = counts, rows = await self._counted(answer_in)
+                    told = counts, rows = await counted(answer_in)
                     if self.wanted and self.door.tells:
                         answer_in[FIELD_NAME] = counts | rows
                 elif self.times == 1 or not event or "error" in event:
@@ -310,9 +316,10 @@ class _Answers:
                 for choice in several.get("choices") or (None,):
                     one = several if choice is None else {**several, "choices": [choice]}
                     yield f"{chunk.partition(_DATA)[0]}{_DATA}{json.dumps(one)}\n\n"
-        finally:
-            if told is None and came > self.door.ahead:  # broken off by the client, which cancels this, too
-                await asyncio.shield(self._counted({}))
+        except (GeneratorExit, asyncio.CancelledError):  # broken off by the client
+            if not begun and came > self.door.ahead:
+                await counted({})
+            raise
 
 
 def _read(chunk: str) -> dict[str, Any]:

@@ -1,16 +1,13 @@
-"""The doors of a server: what each makes of a request, of our field in it, and of the tokens it counts."""
+"""The doors of a server: what each makes of a request, and of our field in it."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import AsyncMock
 
 import pytest
-from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel, ValidationError
 from vllm.entrypoints.anthropic.api_router import create_messages
 from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
@@ -19,15 +16,13 @@ from vllm.entrypoints.openai.responses.api_router import create_responses
 from vllm.exceptions import VLLMValidationError
 
 from blendrag.server import Limits
-from blendrag.server.blending import Blended, BlendFields
-from blendrag.server.completions import _Answers, body_of
+from blendrag.server.blending import BlendFields
+from blendrag.server.completions import body_of
 from blendrag.server.doors import DOORS, Asked, Responses, door_of
 from engineless import CHAT, COMPLETION
 
 RESPONSE, MESSAGE = body_of(create_responses), body_of(create_messages)
 MARK = {"cache_control": {"type": "ephemeral"}}
-COUNTS = {"prompt": 9, "reused": 4, "recomputed": 2, "fresh": 2, "prefix": 1}
-ROWS = {"documents": [{"source": "a"}]}
 
 
 def read(kind: type[BaseModel], content: Any, **more: Any) -> Any:
@@ -208,141 +203,6 @@ def test_stored_response_is_found_by_its_own_tenant_only(named: str | None) -> N
     alone = read(RESPONSE, "Hm?", request_id="mine", previous_response_id=named)
     Responses().keep_apart(alone, "")
     assert (alone.request_id, alone.previous_response_id) == ("mine", named)
-
-
-def usage_of(kind: type[BaseModel], cached: int) -> dict[str, Any]:
-    """As vLLM counts it, of nine tokens of a prompt."""
-    if kind is MESSAGE:
-        created = {"cache_creation_input_tokens": 1, "cache_read_input_tokens": cached}
-        return {"input_tokens": 8 - cached, "output_tokens": 2, **created}
-    if kind is RESPONSE:
-        return {"input_tokens": 9, "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0}}
-    return {"prompt_tokens": 9, "total_tokens": 11, "prompt_tokens_details": {"cached_tokens": cached}}
-
-
-KINDS = pytest.mark.parametrize("kind", [CHAT, COMPLETION, RESPONSE, MESSAGE], ids=lambda kind: kind.__name__)
-
-
-def answers(kind: type[BaseModel], wanted: bool, counts: dict[str, Any]) -> tuple[_Answers, AsyncMock]:
-    """Answers, and what gives their evidence."""
-    evidence = AsyncMock(return_value=(counts, ROWS))
-    return _Answers(door_of(kind), evidence, wanted, 1), evidence
-
-
-def told(
-    kind: type[BaseModel], answer: dict[str, Any], counts: dict[str, Any] = COUNTS
-) -> tuple[dict[str, Any], dict[str, Any], list[Any]]:
-    """An answer with its evidence, its header, and what the evidence was made of."""
-    made, evidence = answers(kind, wanted=True, counts=counts)
-    response = asyncio.run(made.told(JSONResponse(answer), Blended(plain="planned")))
-    said = [call.args[0] for call in evidence.call_args_list]
-    return json.loads(bytes(response.body)), json.loads(response.headers["x-blendrag"]), said
-
-
-@KINDS
-def test_usage_counts_what_was_not_computed(kind: type[BaseModel]) -> None:
-    """vLLM counts all that our connector has brought, recomputed or not."""
-    of_vllm = {"usage": usage_of(kind, 8), "kv_transfer_params": {"blendrag": "report"}}
-    answer, header, said = told(kind, of_vllm)
-    assert answer == {"usage": usage_of(kind, 5), "blendrag": COUNTS | ROWS} and header == COUNTS
-    (of,) = said
-    assert of["usage"]["prompt_tokens_details"]["cached_tokens"] == 8
-    assert of["kv_transfer_params"] == {"blendrag": "report"}
-
-
-@KINDS
-def test_usage_of_a_prompt_that_was_not_planned_is_vllms(kind: type[BaseModel]) -> None:
-    answer, header, _ = told(kind, {"usage": usage_of(kind, 8)}, counts={"plain": "no"})
-    assert answer["usage"] == usage_of(kind, 8) and header == {"plain": "no"}
-
-
-def test_response_that_is_computed_later_has_its_plan_in_the_header() -> None:
-    answer, header, said = told(RESPONSE, {"status": "queued", "usage": None})
-    assert (answer["usage"], header, said) == (None, {"plain": "planned"}, [])
-
-
-def event(name: str, **data: Any) -> str:
-    return f"event: {name}\ndata: {json.dumps({'type': name, **data})}\n\n"
-
-
-def stream_of(kind: type[BaseModel]) -> list[str]:
-    """As vLLM has it, with a text that looks like what comes behind it."""
-    usage, text = usage_of(kind, 8), 'event: message_delta event: response.completed "usage"'
-    if kind is MESSAGE:
-        started = event("message_start", message={"usage": {"input_tokens": 9, "output_tokens": 0}})
-        delta = event("content_block_delta", delta={"text": text})
-        return [started, delta, event("message_delta", delta={}, usage=usage), event("message_stop")]
-    if kind is RESPONSE:
-        delta = event("response.output_text.delta", delta=text)
-        return [delta, event("response.completed", response={"id": "r", "usage": usage}, sequence_number=3)]
-    delta = {"id": "c", "choices": [{"index": 0, "delta": {"content": text}}], "usage": None}
-    last = {"id": "c", "choices": [], "usage": usage}
-    return [f"data: {json.dumps(delta)}\n\n", f"data: {json.dumps(last)}\n\n", "data: [DONE]\n\n"]
-
-
-def streamed(kind: type[BaseModel], chunks: list[str], wanted: bool) -> tuple[list[str], int]:
-    """What comes of a stream, and how often the evidence was asked for."""
-    made, evidence = answers(kind, wanted, COUNTS)
-
-    async def all_of() -> list[str]:
-        response = await made.told(StreamingResponse(iter(chunks)), Blended(plain="planned"))
-        assert json.loads(response.headers["x-blendrag"]) == {"plain": "planned"}
-        return [str(chunk) async for chunk in response.body_iterator]  # type: ignore[attr-defined]
-
-    return asyncio.run(all_of()), evidence.call_count
-
-
-@pytest.mark.parametrize("wanted", [False, True])
-@KINDS
-def test_stream_counts_what_was_not_computed(kind: type[BaseModel], wanted: bool) -> None:
-    chunks = stream_of(kind)
-    came, times = streamed(kind, chunks, wanted)
-    assert times == 1
-    own = wanted and kind in (CHAT, COMPLETION)  # a chunk of ours
-    assert len(came) == len(chunks) + own
-    changed = [(before, after) for before, after in zip(chunks, came, strict=False) if before != after]
-    before, after = changed[0]
-    assert json.dumps(usage_of(kind, 5)) in after and json.dumps(usage_of(kind, 8)) in before
-    assert before.partition("data: ")[0] == after.partition("data: ")[0]
-    assert sum('"blendrag"' in chunk for chunk in came) == wanted
-
-
-@pytest.mark.parametrize("kind", [CHAT, COMPLETION])
-def test_stream_whose_client_does_not_count_is_told_of_at_its_end(kind: type[BaseModel]) -> None:
-    first, _, done = stream_of(kind)
-    came, times = streamed(kind, [first, done], wanted=True)
-    assert (len(came), times) == (3, 1) and '"blendrag"' in came[1] and came[2] == done
-
-
-@pytest.mark.parametrize("cancelled", [False, True])
-@KINDS
-def test_stream_that_its_client_breaks_off_is_counted_once_it_was_begun(
-    kind: type[BaseModel], cancelled: bool
-) -> None:
-    async def broken_off(after: int) -> int:
-        made, evidence = answers(kind, True, COUNTS)
-
-        async def chunks() -> Any:
-            for number in range(after):
-                yield event("some", number=number)
-            await asyncio.sleep(60)
-
-        response = await made.told(StreamingResponse(chunks()), Blended(plain="planned"))
-        stream: Any = response.body_iterator  # type: ignore[attr-defined]
-        for _ in range(after):
-            await anext(stream)
-        if cancelled:
-            waiting = asyncio.create_task(anext(stream))
-            await asyncio.sleep(0)
-            waiting.cancel()
-            await asyncio.wait([waiting])
-            assert waiting.cancelled()
-        else:
-            await stream.aclose()
-        return evidence.call_count
-
-    ahead = door_of(kind).ahead
-    assert [asyncio.run(broken_off(after)) for after in (ahead, ahead + 1)] == [0, 1]
 
 
 @pytest.mark.parametrize("part", [3, None, "x", {}, {"type": "input_text"}, {"type": 3}, [[]], {"text": 3}])
