@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from blendrag.errors import ConfigError
 from blendrag.prompt import Messages
 from blendrag.server import parts
 
@@ -183,10 +184,15 @@ class Responses(Door):
     tells = True
 
     def readable(self, body: dict[str, Any]) -> dict[str, Any]:
+        from blendrag.engine.compat.requests import content_parts
         from blendrag.engine.compat.routes import INPUT_ITEMS, INPUT_PARTS
 
-        items = (parts.readable_item(one, INPUT_ITEMS, INPUT_PARTS) for one in body["input"])
-        return {**body, "input": [one for one in items if one is not None]}
+        _, media = content_parts()
+        items = (parts.readable_item(one, INPUT_ITEMS, INPUT_PARTS, media) for one in body["input"])
+        left = [one for one in items if one is not None]
+        if body["input"] and not left:
+            raise ConfigError("input has no item with text that the model could read: give a message")
+        return {**body, "input": left}
 
     async def asked(self, request: Any, state: Any) -> Asked:
         from blendrag.engine.compat.routes import ResponsePrompt

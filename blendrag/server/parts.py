@@ -15,6 +15,10 @@ MARK = "cache_control"
 """The field by which clients mark what comes again in other prompts."""
 
 _DOCUMENTS = frozenset({"document", "search_result"})  # kinds of parts
+# Kinds that no item of a history has: of messages and their parts, and of what only names another item.
+_NO_ITEMS = frozenset(
+    {"input_file", "input_text", "item_reference", "message", "output_text", "refusal", "text"}
+)
 _DEPTH = 4  # of parts within parts
 # Where parts keep what is to be read: of tools' results, MCP's resources, and code that was run.
 _WITHIN = ("content", "output", "outputs", "results", "resource", "logs", "code_execution_result")
@@ -47,28 +51,49 @@ def readable(
     return {**message, "content": kept}
 
 
-def readable_item(item: Any, items: Collection[str], known: Collection[str]) -> Any | None:
+def readable_item(
+    item: Any, items: Collection[str], known: Collection[str], media: frozenset[str]
+) -> Any | None:
     """Return an item of a Responses ``input`` with what vLLM makes something of; None if that is nothing.
+    Mistakes of clients stay as they are, and so do media that it does not take: vLLM refuses them.
 
     items: kinds of items, beside messages, that it knows. known: kinds of parts, but for the model's own,
-    whose messages are one text each.
+    whose messages are one text each. media: as for :func:`readable`.
     """
     kind, role = (item.get("type"), item.get("role")) if isinstance(item, dict) else (None, None)
     if isinstance(role, str) and kind in (None, "message"):
         item = {**item, "type": "message"}  # or vLLM reads it as anything
         if role != "assistant":
-            return readable(item, known, text_kind="input_text")
+            return readable(_with_images(item), known, media, "input_text")
         item = readable(item, ())
         return _said(item, item["content"]) if isinstance(item.get("content"), list) else item
-    if not isinstance(kind, str) or kind == "item_reference":  # a client's mistake, since nothing is there
+    if not isinstance(kind, str) or kind in _NO_ITEMS or kind in media:
         return item
     if kind not in items:
+        if "role" in item and "content" in item:  # a message of an unknown kind
+            return item
         item = readable({"role": "assistant", "content": [item]}, ())
         return _said({"role": "assistant", "type": "message"}, item["content"])
     if isinstance(output := item.get("output"), list):
-        result = readable({"role": "tool", "content": output}, known, text_kind="input_text")
+        tool = _with_images({"role": "tool", "content": output})
+        result = readable(tool, known, text_kind="input_text")
         return {**item, "output": result["content"]}
     return {name: value for name, value in item.items() if name != "encrypted_content"}  # for its provider
+
+
+def _with_images(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message with images of a chat completion as responses have them."""
+    content = message.get("content")
+    return {**message, "content": list(map(_image, content))} if isinstance(content, list) else message
+
+
+def _image(part: Any) -> Any:
+    match part:
+        case {"type": "image_url", "image_url": {"url": str(url), **more}}:
+            return {"type": "input_image", "image_url": url, "detail": more.get("detail") or "auto"}
+        case {"type": "image_url", "image_url": str(url)}:
+            return {"type": "input_image", "image_url": url, "detail": "auto"}
+    return part
 
 
 def _said(message: dict[str, Any], parts: list[Any]) -> dict[str, Any] | None:

@@ -188,6 +188,41 @@ def test_item_that_only_names_another_is_the_clients_mistake() -> None:
         asked(request)
 
 
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"type": "message", "content": [{"type": "input_text", "text": "Hi"}]},
+        {"type": "input_text", "text": "Hi"},
+        {"type": "text", "text": "Hi"},
+        {"type": "image_url", "image_url": {"url": "http://x"}, "text": "Hi"},
+        {"type": "human", "role": "user", "content": "Hi"},
+        {"role": "user", "content": [{"type": "video_url", "video_url": {"url": "http://x"}}]},
+        {"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "x", "format": "wav"}}]},
+    ],
+)
+def test_what_vllm_cannot_read_of_a_user_is_refused_and_becomes_no_words_of_the_model(item: Any) -> None:
+    with pytest.raises(ValidationError):
+        RESPONSE.model_validate({"model": "m", "input": [{"role": "user", "content": "Before."}, item]})
+
+
+def test_input_of_which_nothing_is_left_is_refused_in_a_line() -> None:
+    with pytest.raises(ValidationError, match="input has no item with text") as caught:
+        RESPONSE.model_validate({"model": "m", "input": [{"type": "compaction", "encrypted_content": "x"}]})
+    assert caught.value.error_count() == 1
+
+
+@pytest.mark.parametrize(
+    "image", [{"url": "http://x"}, "http://x", {"url": "http://x", "detail": "auto"}], ids=str
+)
+def test_image_of_a_chat_is_one_of_a_response(image: Any) -> None:
+    said = [{"role": "user", "content": [{"type": "image_url", "image_url": image}]}]
+    returned = {"type": "function_call_output", "call_id": "c", "output": said[0]["content"]}
+    user, _, output = Responses().readable({"input": [*said, CALL, returned]})["input"]
+    expected = [{"type": "input_image", "image_url": "http://x", "detail": "auto"}]
+    assert user["content"] == output["output"] == expected
+    assert "other than text" in str(asked(RESPONSE.model_validate({"model": "m", "input": said})).plain)
+
+
 def test_response_of_a_model_whose_prompts_vllm_writes_itself_is_plain() -> None:
     app = state()
     app.openai_serving_responses.online_renderer.use_harmony = True
