@@ -62,8 +62,7 @@ class Splitter:
         block: list[int] = []
         start = 0
         while found := _NOT_SPACE.search(text, start):
-            # A line begins with its indentation, of which code lives.
-            start = text.rfind("\n", start, found.start()) + 1 or (start and found.start())
+            start = found.start()
             first = bisect_left(block, start)
             if first < len(block) and block[first] > start:
                 first -= 1  # this token begins with the white space before it

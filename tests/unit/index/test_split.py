@@ -29,9 +29,9 @@ def spells(tokenizer: Any, text: str) -> bool:
 
 
 def check(pieces: list[TextChunk], text: str, tokenizer: Any, limit: int) -> None:
-    """Every piece is a part of the text, within the limit, with no space behind it and its own tokens."""
+    """Every piece is a stripped part of the text, within the limit, and its tokens are its own."""
     for piece in pieces:
-        assert piece.text.strip() and piece.text == piece.text.rstrip() and piece.text in text
+        assert piece.text and piece.text == piece.text.strip() and piece.text in text
         assert len(piece.token_ids) <= limit
         assert piece.token_ids == encode_document(tokenizer, piece.text)
         if all(spells(tokenizer, character) for character in set(piece.text)):
@@ -70,16 +70,6 @@ def test_overlap_skips_no_word(splitters: dict[int, Splitter], gaps: list[str], 
     assert {word for piece in pieces for word in piece.text.split()} == set(text.split())
 
 
-@pytest.mark.parametrize("overlap", [0, 6])
-def test_piece_that_begins_with_a_line_has_its_indentation(tokenizer: Any, overlap: int) -> None:
-    code = "  class A:\n" + "".join(f"    def f{n}(self):\n        return {n}\n\n" for n in range(40))
-    pieces = Splitter(tokenizer, chunk_tokens=40, overlap=overlap).split(code)
-    assert pieces[0].text.startswith("  class A")
-    if not overlap:
-        assert len(pieces) > 5 and all(piece.text.startswith("    def f") for piece in pieces[1:])
-    assert "".join("".join(piece.text for piece in pieces).split()).startswith("classA:deff0(self):return0")
-
-
 def test_neighbours_share_the_overlap(tokenizer: Any) -> None:
     text = " ".join(f"word{n}" for n in range(200))
     pieces = Splitter(tokenizer, chunk_tokens=60, overlap=20).split(text)
@@ -101,7 +91,7 @@ def test_text_that_fits_is_one_piece(tokenizer: Any) -> None:
     exactly = len(encode_document(tokenizer, text))
     assert [piece.text for piece in Splitter(tokenizer, chunk_tokens=exactly).split(text)] == [text]
     text = "One.\n\nTwo.\n\nThree."
-    assert [piece.text for piece in Splitter(tokenizer, chunk_tokens=64).split(f"\n{text} \n")] == [text]
+    assert [piece.text for piece in Splitter(tokenizer, chunk_tokens=64).split(f"\n {text} \n")] == [text]
 
 
 def test_control_tokens_in_a_document_do_not_crumble_it(tokenizer: Any) -> None:
