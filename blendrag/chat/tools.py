@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 import xxhash
 
 from blendrag.chat.calls import CLOSE, OPEN
+from blendrag.chat.calls import ToolCall as ToolCall  # programs have it from here, too
 from blendrag.chat.messages import Message, fit_template
 from blendrag.chat.request import REQUIRED, ChatRequest
 from blendrag.chat.schema import JOINTS, OWN, Schemas, json_grammar

@@ -71,6 +71,11 @@ def resolved(items: Item | Iterable[Item]) -> list[Path | Document]:
     return [_resolve(item) for item in ([items] if is_single(items) else items)]
 
 
+def load_sources(items: Item | Iterable[Item], *, exclude: Iterable[Path] = ()) -> Iterator[Loaded]:
+    """Yield a Document or Skipped for everything in ``items``: :func:`load` of what they are resolved to."""
+    return load(resolved(items), exclude=exclude)
+
+
 def is_single(items: Item | Iterable[Item]) -> bool:
     """Return whether this is an item itself, not several."""
     if isinstance(items, str | Path | Document | bytes | Mapping) or hasattr(items, "page_content"):

@@ -48,7 +48,7 @@ def blendrag(server: Script) -> Calls:
     from blendrag import BlendIndex, Chat, Document, RemoteChat, Settings, progress_bar
     from blendrag.cli import main
     from blendrag.embedder import Embedder
-    from blendrag.index.loaders import load, resolved
+    from blendrag.index.loaders import load_sources
 
     for name in blendrag.__all__:
         getattr(blendrag, name)
@@ -74,7 +74,7 @@ def blendrag(server: Script) -> Calls:
         "default model": lambda: here.context_window,
         "model of a hub": lambda: Chat(Settings.load(model="a/b", cache_dir=folder)).context_window,
         "index": lambda: BlendIndex.open(folder),
-        "page": lambda: list(load(resolved(folder / "page.html"))),
+        "page": lambda: list(load_sources(folder / "page.html")),
         "embedder": lambda: Embedder("a/b").embed(["A text."]),
         "bar": lambda: progress_bar(True).__enter__(),
     }

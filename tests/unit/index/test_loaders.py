@@ -15,12 +15,8 @@ from hypothesis import strategies as st
 
 from blendrag.errors import SourceError
 from blendrag.index.formats import READERS
-from blendrag.index.loaders import Document, Loaded, Skipped, load, resolved
+from blendrag.index.loaders import Document, Loaded, Skipped, load_sources
 from office_files import archive, pdf
-
-
-def load_sources(items: Any, **more: Any) -> Iterator[Loaded]:
-    return load(resolved(items), **more)
 
 
 def documents(loaded: list[Loaded]) -> list[Document]:
