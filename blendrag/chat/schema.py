@@ -290,7 +290,7 @@ def with_room(schema: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
             part.setdefault("additionalProperties", False)
         if "string" in _types(part) and part.get("format") in _DIGITS:
             part.setdefault("pattern", _DIGITS[part["format"]])
-        # Nor do they know exponents of multiples, which numbers without bounds may need.
+        # Grammars know no negative multiples, nor their exponents, which numbers without bounds may need.
         above = max(part.get("minimum", -1), part.get("exclusiveMinimum", -1)) >= 0
         if "number" in _types(part) and above and part.keys().isdisjoint(_DECIDED):
             part.setdefault("multipleOf", _FRACTION)

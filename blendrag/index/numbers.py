@@ -6,11 +6,12 @@ import functools
 import re
 from datetime import datetime, timedelta
 from decimal import Decimal
+from string import ascii_lowercase, ascii_uppercase
 from typing import Any, NamedTuple
 
 _LONGEST_FORMAT = 255  # that Excel takes
-_LATIN, _CYRILLIC = "abcdefghijklmnopqrstuvwxyz", "абвгдежзиклмнопрстуфхцчшщыэюя"
-_LETTERS = {"lowerLetter": _LATIN, "upperLetter": _LATIN.upper(), "russianLower": _CYRILLIC,
+_CYRILLIC = "абвгдежзиклмнопрстуфхцчшщыэюя"
+_LETTERS = {"lowerLetter": ascii_lowercase, "upperLetter": ascii_uppercase, "russianLower": _CYRILLIC,
             "russianUpper": _CYRILLIC.upper()}  # fmt: skip
 _HAN = "零一二三四五六七八九"
 _COUNTED = ("chineseCounting", "chineseCountingThousand", "japaneseCounting", "taiwaneseCountingThousand")
@@ -81,7 +82,7 @@ def _shown(number: float, format: str) -> str:
 
 
 class _Shown(NamedTuple):
-    """What a section of a format shows: texts around and between places of digits."""
+    """A section of a number's format: texts around and between places of digits."""
 
     texts: tuple[str, ...] = ("", "")
     places: tuple[str, ...] = ("",)

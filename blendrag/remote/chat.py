@@ -83,7 +83,7 @@ class _Request(ChatRequest):
 
 
 class _ModelFacts(NamedTuple):
-    """What a server says of its model, by its own names."""
+    """The facts that a server tells of its model, by its own names."""
 
     name: str
     context_window: int
@@ -92,7 +92,7 @@ class _ModelFacts(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """What a server says of a prompt: its text, its rows, and the number of its tokens."""
+    """A server's plan of a prompt: its text, its rows, and the number of its tokens."""
 
     text: str
     rows: list[dict[str, Any]]

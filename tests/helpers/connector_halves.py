@@ -26,9 +26,9 @@ from blendrag.engine.forward.prompt_forward import LoadedModel
 from blendrag.engine.forward.ranks import ALONE
 from blendrag.engine.forward.slices import Pace, Sliced, StepClock
 from blendrag.engine.guard.prefill_times import GuardTimes
-from blendrag.engine.hooks import Reports
+from blendrag.engine.hooks import Asked, Reports
 from blendrag.engine.prefixes.exact_prefixes import ExactPrefixes
-from blendrag.engine.wire.recipe import BlendOrder
+from blendrag.engine.wire.recipe import BlendOrder, Recipe
 from blendrag.engine.wire.report import BlendReport
 from blendrag.engine.worker.connector import BlendConnector, BlendReports
 from blendrag.settings import Settings
@@ -65,10 +65,10 @@ def engine_config(
     return made
 
 
-def request_of(params: Any, tokens: int = PROMPT, salt: str | None = "salt") -> Any:
-    """What connectors read of vLLM's request "r", whose prompt has so many tokens."""
+def request_of(params: Any, tokens: int = PROMPT, salt: str | None = "salt", name: str = "r") -> Any:
+    """What connectors read of vLLM's request, whose prompt has so many tokens."""
     return SimpleNamespace(
-        request_id="r",
+        request_id=name,
         kv_transfer_params=params,
         cache_salt=salt,
         num_prompt_tokens=tokens,
@@ -79,6 +79,11 @@ def request_of(params: Any, tokens: int = PROMPT, salt: str | None = "salt") -> 
         all_token_ids=list(range(tokens)),
         mm_features=[],
     )
+
+
+def asked(params: Any, tokens: int, recipe: Recipe | None = None, **more: Any) -> Asked:
+    """The same request as the scheduler's halves of mechanisms know it."""
+    return Asked(request_of(params, tokens, **{"salt": None} | more), recipe)
 
 
 def vllm_request(

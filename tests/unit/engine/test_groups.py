@@ -21,7 +21,6 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.structured_output import StructuredOutputManager
 
-from asked import asked
 from blendrag.engine.blend.claims import BlendClaims
 from blendrag.engine.client.launch import connector_args
 from blendrag.engine.compat.connector import KVConnectorRole, least_rows
@@ -32,7 +31,7 @@ from blendrag.engine.wire.report import BlendReport
 from blendrag.engine.worker.connector import GroupsConnector
 from blendrag.options import BlendOptions
 from blendrag.settings import Settings
-from connector_halves import Runner, engine_config, needs_groups, plane, vllm_request
+from connector_halves import Runner, asked, engine_config, needs_groups, plane, vllm_request
 from stored_trees import tree_tiers
 
 pytestmark = needs_groups
@@ -128,7 +127,7 @@ def test_rest_behind_a_hit_is_blended_where_that_computes_less(
     prompt, computed = before + cached + 30, hit * BLOCK
     of = BlendClaims([LayerGroup(BLOCK), LayerGroup(BLOCK, window)], salted=True)
     alone = BlendClaims([LayerGroup(BLOCK)], salted=True)
-    known = asked(None, prompt, recipe=recipe)
+    known = asked(None, prompt, recipe)
     claimed, without_windows = (one.claim(known, computed) for one in (of, alone))
     if not without_windows:
         assert claimed == without_windows

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asked import asked
 from blendrag.engine.compat.connector import SchedulerStep
 from blendrag.engine.hooks import Asked, Orders
 from blendrag.engine.prefixes.prefix_claims import PrefixClaims
 from blendrag.engine.wire.prefixes import PATH, PrefixPath, read_path
+from connector_halves import asked
 
 BLOCK = 4
 NODES = (("root", 3), ("a", 9), ("b", 14))

@@ -14,7 +14,6 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
-from asked import asked
 from blendrag.engine.compat.connector import SchedulerStep
 from blendrag.engine.compat.requests import SamplingParams
 from blendrag.engine.hooks import Asked
@@ -22,7 +21,7 @@ from blendrag.engine.prefixes.reordering import ReorderedClaims, _Waiting
 from blendrag.engine.wire.prefixes import PrefixPath
 from blendrag.engine.wire.recipe import Recipe
 from blendrag.settings import Settings
-from tests.helpers.connector_halves import BLOCKS, PROMPT, engine_config
+from connector_halves import BLOCKS, PROMPT, asked, engine_config
 
 Sizes = tuple[int, int]  # cached, prompt
 SIZES = st.tuples(st.integers(0, 50), st.integers(1, 50)).map(lambda two: (two[0], two[0] + two[1]))
@@ -38,7 +37,7 @@ class Order(ReorderedClaims):
     def come(self, name: str, cached: int, prompt: int) -> None:
         """One arrives, of whose prompt the tree has so much."""
         path = PrefixPath("tree", (("node", cached),), 1, 1).transfer_params("") if cached else None
-        self.known[name] = asked(path, prompt, name)
+        self.known[name] = asked(path, prompt, name=name)
         self.arrived(self.known[name])
 
     def may_begin(self, name: str, computed: int = 0) -> bool:
@@ -146,7 +145,7 @@ def test_papers_examples_are_ordered_as_in_the_paper() -> None:
 
 def test_blended_prompt_does_not_hold_those_behind_it() -> None:
     order = Order(32)
-    order.arrived(asked(None, 20, "blended", recipe=Recipe("store", ())))
+    order.arrived(asked(None, 20, Recipe("store", ()), name="blended"))
     order.come("plain", 0, 20)
     assert order.may_begin("plain")
 

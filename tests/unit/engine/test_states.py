@@ -28,7 +28,6 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.request import Request
 
-from asked import asked
 from blendrag.control.guard import LoadGuard
 from blendrag.engine.compat.connector import SchedulerStep
 from blendrag.engine.compat.states import HybridLayers, StateBlocks, StateGroups
@@ -40,6 +39,7 @@ from blendrag.engine.wire.prefixes import NodeLoad, NodeSave, PrefixPath
 from blendrag.store.identity import KVIdentity
 from blendrag.tree.states import StateTree
 from blendrag.tree.store import NodeMissingError
+from connector_halves import asked
 
 IDENTITY = KVIdentity("tiny", "weights-1", "bfloat16", num_layers=1, num_kv_heads=1, head_size=2)
 BLOCK, BLOCKS, PARTS = 8, 12, 2
