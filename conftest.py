@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 if "PYTEST_XDIST_WORKER" in os.environ:  # the workers have the cores among them
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # else an engine's threads wait for one core
 # No test asserts on absolute time. `--hypothesis-profile=thorough` looks for what few examples do not find.
 hypothesis.settings.register_profile("quick", deadline=None, max_examples=25)
 hypothesis.settings.register_profile("thorough", deadline=None, max_examples=1000)

@@ -35,7 +35,7 @@ def one_engine(
     engine: Engine, engine_options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[None]:
     """What is opened with no settings of its own uses the run's engine."""
-    for name, value in variables(engine_options).items():
+    for name, value in variables({**engine_options, "max_tokens": 32}).items():
         monkeypatch.setenv(name, value)
     monkeypatch.syspath_prepend(EXAMPLES)
     monkeypatch.setattr(get_dispatcher(), "event_handlers", [])  # those that examples add end with them
