@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from inspect import signature
 from numbers import Integral, Real
@@ -257,7 +257,8 @@ def _message(message: Any, refuse: bool) -> dict[str, Any]:
 
 def in_present_form(message: dict[str, Any]) -> dict[str, Any]:
     """Return a message of OpenAI's with what it says beside its content as its content, if that is empty, and
-    a call or a result in the former form of these, which have no ids but names, in the present one."""
+    a call or a result in the former form of these, which have no ids but names, in the present one. Its parts
+    are each of a kind then, and what else a tool gave is JSON."""
     message = dict(message)
     refusal, audio, call = (message.pop(name, None) for name in ("refusal", "audio", "function_call"))
     if message["role"] == "assistant" and not message.get("content"):
@@ -267,7 +268,30 @@ def in_present_form(message: dict[str, Any]) -> dict[str, Any]:
         message["tool_calls"] = [{"id": call.get("name"), "type": "function", "function": call}]
     if message["role"] == "function":
         message |= {"role": "tool", "tool_call_id": message.get("name")}
+    content, of_tool = message.get("content", ""), message["role"] == "tool"
+    if isinstance(content, list):
+        message["content"] = [*_parts(content, of_tool)]
+    elif of_tool and isinstance(content, dict):
+        message["content"] = json.dumps(content, ensure_ascii=False)
+    elif content is None and message["role"] != "assistant":
+        message["content"] = ""
     return message
+
+
+def _parts(content: list[Any], of_tool: bool) -> Iterator[Any]:
+    """Yield the parts of a message: texts alone, without a kind, or in a list of their own, as text."""
+    for part in content:
+        match part:
+            case list():
+                yield from _parts(part, of_tool)
+            case str():
+                yield {"type": "text", "text": part}
+            case {"text": str()} if "type" not in part and (len(part) == 1 or not of_tool):
+                yield {"type": "text", **part}
+            case dict() if "type" not in part and of_tool:
+                yield {"type": "text", "text": json.dumps(part, ensure_ascii=False)}
+            case _:
+                yield part
 
 
 def _call(call: Any) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from fastapi import HTTPException, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import BaseModel, Discriminator, Field, Tag, ValidationError, create_model, model_validator
 
+from blendrag.chat.request import AUTO
 from blendrag.chat.tools import parameters_of
 from blendrag.errors import BlendragError, ConfigError
 from blendrag.server import LIMITS, Limits
@@ -82,8 +83,13 @@ def _understood(limits: Limits, cls: type[BaseModel], body: Any, read: Callable[
         if isinstance(body, dict) and isinstance(body.get(door.holds), list) and door.holds in _ITEMS:
             marked = within(documents(body), limits)
             body = door.readable(body)
-            if isinstance(tools := body.get("tools"), list):
-                body["tools"] = [_with_parameters(tool) for tool in tools]
+            match body.get("tools"):
+                case []:  # as clients without tools send it, which always send a list
+                    del body["tools"]
+                    if body.get("tool_choice") == AUTO:
+                        del body["tool_choice"]
+                case [*tools]:
+                    body["tools"] = [_with_parameters(tool) for tool in tools]
         request = read(body)
     except ConfigError as error:
         raise ValueError(str(error)) from None
@@ -179,10 +185,10 @@ def explained(*bodies: type[BaseModel]) -> Endpoint:
 
     def kind(body: Any) -> str:
         given = body.keys() if isinstance(body, dict) else ()
-        found = [door.path for door in kinds if door.holds in given]
-        return next((door.path for door in kinds if door.own in given), [*found, Completions.path][0])
+        found = [door.takes for door in kinds if door.holds in given]
+        return next((door.takes for door in kinds if door.own in given), [*found, Completions.takes][0])
 
-    tagged: list[Any] = [Annotated[body, Tag(door.path)] for door, body in kinds.items()]
+    tagged: list[Any] = [Annotated[body, Tag(door.takes)] for door, body in kinds.items()]
     return _taking(Annotated[reduce(or_, tagged), Discriminator(kind)], explain)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterator
 from itertools import accumulate
 from typing import Any
@@ -34,6 +35,8 @@ def readable(
     """
     if isinstance(message, dict) and "role" in message:
         message = in_present_form(message)
+        if isinstance(calls := message.get("tool_calls"), list):
+            message["tool_calls"] = list(map(_call, calls))
     if not isinstance(message, dict) or not isinstance(content := message.get("content"), list):
         return message
     kept = []
@@ -49,6 +52,17 @@ def readable(
         role = message.get("role")
         count({"blendrag_parts_left_out": {role if role in ROLES else "other": left_out}})
     return {**message, "content": kept}
+
+
+def _call(call: Any) -> Any:
+    """Return a call with a kind, an id, and its arguments as text, without any of which vLLM refuses it."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict):
+        return call
+    arguments, name = function.get("arguments"), function.get("name")
+    written = arguments if isinstance(arguments, str) else json.dumps(arguments or {})
+    known = {"id": call.get("id") or name, "type": call.get("type") or "function"}
+    return {**call, **known, "function": {**function, "arguments": written}}
 
 
 def readable_item(

@@ -38,7 +38,7 @@ def strict(with_template: Any) -> Any:
     return with_template(ALTERNATING)
 
 
-def say(role: str, content: str, **more: Any) -> dict[str, Any]:
+def say(role: str, content: Any, **more: Any) -> dict[str, Any]:
     return {"role": role, "content": content, **more}
 
 
@@ -237,6 +237,10 @@ def test_what_was_answered_already_and_what_models_and_tools_showed_ends_no_conv
             },
         ),
         (say("function", "sky", name="look"), say("tool", "sky", name="look", tool_call_id="look")),
+        (say("user", ["Sky,", ["sea"], {"text": "or land?"}]), say("user", "Sky,\nsea\nor land?")),
+        (say("tool", {"seen": ["sky"]}), say("tool", '{"seen": ["sky"]}')),
+        (say("tool", [{"seen": "sky"}, "sea"]), say("tool", '{"seen": "sky"}\nsea')),
+        (say("tool", None), say("tool", "")),
     ],
 )
 def test_message_of_any_age_of_openais_is_read(message: Any, read: Any) -> None:

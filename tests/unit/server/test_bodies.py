@@ -17,6 +17,7 @@ from blendrag.server.completions import _once, _repeated, body_of
 from blendrag.server.doors import door_of
 from engineless import CHAT, COMPLETION
 
+TEXT_A = {"type": "text", "text": "A."}
 IMAGE = {"type": "image_url", "image_url": {"url": "x"}, "uuid": "theirs"}
 
 
@@ -164,6 +165,33 @@ def test_part_of_another_providers_leaves_the_conversation_going(
     assert [*request.messages[0]["content"]] == [first, *kept]
 
 
+@pytest.mark.parametrize(
+    ("role", "content", "kept"),
+    [
+        ("user", ["A.", {"text": "B."}], [TEXT_A, {"type": "text", "text": "B."}]),
+        ("user", [["A."], [[TEXT_A]]], [TEXT_A, TEXT_A]),
+        ("user", None, ""),
+        ("tool", None, ""),
+        ("tool", {"type": "inn", "of": "Ö"}, '{"type": "inn", "of": "Ö"}'),
+        ("tool", [{"title": "T", "text": "A."}], [{"type": "text", "text": '{"title": "T", "text": "A."}'}]),
+    ],
+)
+def test_content_of_looser_clients_is_read_as_it_is_meant(role: str, content: Any, kept: Any) -> None:
+    message = {"role": role, "content": content, **({"tool_call_id": "x"} if role == "tool" else {})}
+    assert read(CHAT, messages=[message]).messages[0]["content"] == kept
+
+
+@pytest.mark.parametrize("arguments", [{"arguments": {"x": 1}}, {"arguments": '{"x": 1}'}, {}])
+@pytest.mark.parametrize("named", [{}, {"id": None, "type": None}, {"id": "1", "type": "function"}])
+def test_call_of_a_history_is_read_however_much_of_its_form_it_has(
+    arguments: dict[str, Any], named: dict[str, Any]
+) -> None:
+    said = {"role": "assistant", "tool_calls": [{**named, "function": {"name": "look", **arguments}}]}
+    (call,) = read(CHAT, messages=[said]).messages[0]["tool_calls"]
+    assert (call["id"], call["type"]) == (named.get("id") or "look", "function")
+    assert call["function"]["arguments"] == ('{"x": 1}' if arguments else "{}")
+
+
 def test_message_of_any_age_of_openais_keeps_its_words_and_calls() -> None:
     called = {"role": "assistant", "content": None, "function_call": {"name": "look", "arguments": "{}"}}
     refused = {"role": "assistant", "content": None, "refusal": "No."}
@@ -185,6 +213,14 @@ def test_tool_without_parameters_has_none_that_a_template_could_look_into(spelli
     tool = {"type": "function", "function": {"name": "clock", **spelling}}
     (read_tool,) = read(CHAT, tools=[tool]).tools
     assert read_tool.function.parameters == {"type": "object", "properties": {}}
+
+
+@pytest.mark.parametrize("choice", [{}, {"tool_choice": "auto"}, {"tool_choice": "none"}])
+def test_list_of_no_tools_is_none(choice: dict[str, Any]) -> None:
+    request = read(CHAT, tools=[], **choice)
+    assert not request.tools and request.tool_choice == "none"
+    with pytest.raises(VLLMValidationError):
+        read(CHAT, tools=[], tool_choice="required")
 
 
 @pytest.mark.parametrize("tools", [3, [3], [{"function": 3}], [{"type": "function"}], {}, None])
