@@ -1,5 +1,5 @@
-"""Known texts that a prompt holds in escaped form: as JSON or Python writes a string, for HTML, indented or
-quoted, with other line ends or blanks.
+"""Known texts that a prompt holds in escaped form: as JSON, Python or CSV writes a string, for HTML, indented
+or quoted, with other line ends or blanks.
 
 Tools answer in JSON, and chat templates write their answers as JSON once more; a list of documents becomes
 a string, ``\\n`` for each new line; a template language made for web pages writes ``&amp;`` for ``&``. The
@@ -100,11 +100,14 @@ def _string_sign(escape: re.Match[str]) -> str:
     return chr(int(escape[escape.lastindex or 0], 16))
 
 
+# By the blanks that JSON, YAML and Markdown indent by, whose numbered lists have three.
+_INDENTED = tuple("\n" + " " * width for width in (2, 3, 4, 6, 8))
 _IN_STRING = _Escape("\\", _STRING, _string_sign)
 _ESCAPES = (
     _IN_STRING,
     _Escape("&", _HTML, lambda escape: unescape(escape[0])[:1] or "\ufffd"),  # of no letter
-    *(_Escape(mark, re.compile(mark), lambda _: "\n") for mark in ("\n    ", "\n  ", "\n\t", "\r\n")),
+    *(_Escape(mark, re.compile(mark), lambda _: "\n") for mark in (*_INDENTED, "\n\t", "\r\n")),
     _Escape("\n>", re.compile("\n> ?"), lambda _: "\n"),
     _Escape("\u00a0", re.compile("\u00a0"), lambda _: " "),
+    _Escape('""', re.compile('""'), lambda _: '"'),  # of CSV
 )

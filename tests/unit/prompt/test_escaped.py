@@ -89,6 +89,11 @@ SHAPES: dict[str, Callable[[dict[str, str]], str]] = {
     "Handlebars": as_handlebars,
     "XML": as_xml,
     "indented": lambda texts: "documents:\n" + textwrap.indent(joined(texts), "    "),
+    "Markdown's list": lambda texts: "".join(
+        f"{n}. {textwrap.indent(text, '   ').strip()}\n" for n, text in enumerate(texts.values(), 1)
+    ),
+    "nested in YAML": lambda texts: "- documents:\n    - |\n" + textwrap.indent(joined(texts), " " * 6),
+    "CSV": lambda texts: "".join('"' + text.replace('"', '""') + '",1\n' for text in texts.values()),
     "quoted": lambda texts: "".join(f"> {line}\n" for line in ["", *joined(texts, "\n\n").split("\n")]),
     "loosely quoted": lambda texts: "documents:\n" + textwrap.indent(joined(texts), ">", lambda line: True),
     "Windows": lambda texts: joined(texts).replace("\n", "\r\n"),
