@@ -20,6 +20,7 @@ TIMEOUT_S = 60
 """Seconds that a store may take for a page."""
 TEXT_FIELDS = (
     "page_content", "text", "content", "document", "content_with_weight", "pageContent", "chunk", "body",
+    "doc_content", "text_segment",
 )  # fmt: skip
 """Fields in which frameworks keep a text, those of LangChain and LlamaIndex first."""
 _NODE = "_node_content"  # where LlamaIndex keeps a node, as JSON
@@ -150,7 +151,7 @@ STORES: Registry[VectorStore] = Registry("kind of vector store")
 
 def text_of(fields: Fields, named: str | None = None) -> str | None:
     """Return the text of a row; None if it has none. named: the field that holds it, within others by dots;
-    by default the first of :data:`TEXT_FIELDS` that there is, or LlamaIndex's node."""
+    by default the first of :data:`TEXT_FIELDS` that there is, LlamaIndex's node, or the text of metadata."""
     if named is not None:
         found: Any = fields
         if named in fields:
@@ -161,9 +162,11 @@ def text_of(fields: Fields, named: str | None = None) -> str | None:
     for name in TEXT_FIELDS:
         if (text := _text(fields.get(name))) is not None:
             return text
-    with contextlib.suppress(AttributeError, TypeError, ValueError):
-        return _text(json.loads(fields[_NODE]).get("text")) if _NODE in fields else None
-    return None
+    with contextlib.suppress(AttributeError, LookupError, TypeError, ValueError):
+        node = json.loads(fields[_NODE])
+        return _text(node.get("text")) or _text(node["text_resource"]["text"])
+    metadata = fields.get("metadata")
+    return _text(metadata.get("text")) if isinstance(metadata, Mapping) else None
 
 
 def _text(value: Any) -> str | None:

@@ -181,7 +181,11 @@ ROW = {"text": "A.", "a.b": "B.", "meta": {"body": "C.", "n": 1}}
         ({"content": "A.", "title": "T"}, None, "A."),
         ({"_node_content": '{"text": "A.", "metadata": {}}', "doc_id": "d"}, None, "A."),  # LlamaIndex
         ({"_node_content": '{"text": ""}', "text": "A."}, None, "A."),
+        ({"_node_content": '{"text_resource": {"text": "A."}}'}, None, "A."),
         ({"content_with_weight": "A."}, None, "A."),  # RAGFlow
+        ({"doc_content": "A."}, None, "A."),  # Spring AI
+        ({"text_segment": "A."}, None, "A."),  # LangChain4j
+        ({"namespace": "w", "metadata": {"text": "A.", "title": "T"}}, None, "A."),  # AnythingLLM
         (ROW, "a.b", "B."),
         (ROW, "meta.body", "C."),
         *((ROW, name, None) for name in ("meta.n", "meta.x.y", "x")),
