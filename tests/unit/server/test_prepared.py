@@ -148,6 +148,8 @@ def test_body_with_a_system_beside_its_messages_is_explained_as_anthropics(begin
     for more in ({}, {"system": [{"type": "text", "text": "Be brief."}]}):
         found = TestClient(app).post("/explain", json=body | more).json()
         assert found["rows"] and ("Be brief." in found["text"]) == bool(more)
+    missing = TestClient(app).post("/explain", json={"system": "Be brief.", "messages": [said]})
+    assert missing.status_code == 400 and "AnthropicMessagesRequest.max_tokens" in missing.text
 
 
 def unplanned() -> dict[str, float]:
