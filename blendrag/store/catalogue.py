@@ -28,6 +28,7 @@ _LAST = "CAST(X'FF' AS TEXT)"  # sorts after every character: no UTF-8 has this 
 _REMEMBERED = 10_000  # changes; a process that has missed more reads all texts again
 
 _LISTED = "(SELECT value FROM json_each(?))"  # for any number of values
+_BOUND = 10_000  # values of one query; SQLite takes 32,766
 
 _NO_FORM = "key NOT IN (SELECT key FROM forms)"
 
@@ -272,8 +273,12 @@ class Catalogue(CatalogueFile):
 
     def owned(self, owners: Iterable[str]) -> set[str]:
         """Return those of ``owners`` that have chunks."""
-        query = f"SELECT DISTINCT owner FROM owners WHERE owner IN {_LISTED}"
-        return set(self._keys(query, (json.dumps(list(owners)),)))
+        listed, found = list(owners), set[str]()
+        for begin in range(0, len(listed), _BOUND):  # values of JSON end at a NUL, which names may have
+            some = listed[begin : begin + _BOUND]
+            marks = ", ".join("?" * len(some))
+            found.update(self._keys(f"SELECT DISTINCT owner FROM owners WHERE owner IN ({marks})", some))
+        return found
 
     def kept(self, prefix: str) -> list[Kept]:
         """Return the chunks of the owners whose name begins with ``prefix``: those whose KV is not there yet

@@ -66,6 +66,14 @@ async def test_misspelt_parameter_removes_nothing(blending: Blending, client: ht
     assert (await client.get(PATH)).json() == {"ids": ["b"]}
 
 
+async def test_document_whose_id_has_a_nul_is_forgotten_and_no_other(
+    blending: Blending, client: httpx.AsyncClient
+) -> None:
+    keep_cities(blending, "a", "a\0b")
+    assert (await client.delete(PATH, params={"id": "a\0b"})).json() == {"removed": 1}
+    assert (await client.get(PATH)).json() == {"ids": ["a"]}
+
+
 @pytest.mark.parametrize("body", [b'{"ids": ["a"]}', b"[]", b"a"])
 async def test_body_of_a_delete_removes_nothing(
     blending: Blending, client: httpx.AsyncClient, body: bytes

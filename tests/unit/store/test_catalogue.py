@@ -198,6 +198,8 @@ def test_owners_with_a_prefix_are_those_and_no_others(catalogue: Catalogue, pref
         catalogue.register(name, rows("k"))
     assert set(catalogue.owners(prefix)) == {name for name in names if name.startswith(prefix)}
     assert catalogue.owned([prefix, "a%", "nobody"]) == names & {prefix}
+    catalogue.register("a\0b", rows("k"))
+    assert catalogue.owned(["a\0b", "b\0", *map(str, range(20_000))]) == {"a\0b"}
 
 
 def test_used_chunks_are_listed_last_also_if_the_clock_was_set_back(catalogue: Catalogue) -> None:
