@@ -28,6 +28,7 @@ from langchain_blendrag._content import CALLS, is_media, kind_of, text_of
 
 if TYPE_CHECKING:
     from blendrag import Answer, Piece
+    from blendrag.chat.calls import InvalidToolCall, ToolCall
 
 PROVIDER = "blendrag"
 
@@ -189,14 +190,20 @@ def chat_result(answers: Sequence[Answer]) -> ChatResult:
     return ChatResult(generations=[ChatGeneration(message=_message(answer, usage)) for answer in answers])
 
 
+def _calls(answer: Answer) -> tuple[list[ToolCall], list[InvalidToolCall]]:
+    """Return the calls of an answer, and those that are none. A call of a tool that there is not is a call:
+    agents tell the model so, but would end with an invalid one."""
+    unknown = [one.call for one in answer.invalid_tool_calls if one.call]
+    return [*answer.tool_calls, *unknown], [one for one in answer.invalid_tool_calls if not one.call]
+
+
 def _message(answer: Answer, usage: UsageMetadata) -> AIMessage:
+    calls, invalid = _calls(answer)
     return AIMessage(
         content=answer.text,
         additional_kwargs=_thinking(answer.reasoning),
-        tool_calls=[tool_call(name=c.name, args=c.arguments, id=c.id) for c in answer.tool_calls],
-        invalid_tool_calls=[
-            invalid_tool_call(args=c.text, error=c.reason) for c in answer.invalid_tool_calls
-        ],
+        tool_calls=[tool_call(name=c.name, args=c.arguments, id=c.id) for c in calls],
+        invalid_tool_calls=[invalid_tool_call(args=c.text, error=c.reason) for c in invalid],
         usage_metadata=usage,
         response_metadata=response_metadata(answer),
     )
@@ -211,22 +218,23 @@ def chat_chunks(piece: Piece) -> Iterator[ChatGenerationChunk]:
         if piece.text or piece.reasoning:
             yield ChatGenerationChunk(message=AIMessageChunk(**said))
         return
+    calls, invalid = _calls(answer)
     # A line why it is no call, then what came: LangChain completes a text that begins as JSON to a call, and
     # has no other place for the reason.
-    invalid = [
+    none = [
         tool_call_chunk(args=f"{c.reason}\n{c.text}", index=index)
-        for index, c in enumerate(answer.invalid_tool_calls, len(answer.tool_calls))
+        for index, c in enumerate(invalid, len(calls))
     ]
-    if invalid:
-        yield ChatGenerationChunk(message=AIMessageChunk(**said, tool_call_chunks=invalid))
+    if none:
+        yield ChatGenerationChunk(message=AIMessageChunk(**said, tool_call_chunks=none))
         said = {"content": ""}
-    calls = [  # whole ones: only those are known to be calls
+    whole = [  # only those are known to be calls
         tool_call_chunk(name=c.name, args=json.dumps(c.arguments, ensure_ascii=False), id=c.id, index=index)
-        for index, c in enumerate(answer.tool_calls)
+        for index, c in enumerate(calls)
     ]
     last = AIMessageChunk(
         **said,
-        tool_call_chunks=calls,
+        tool_call_chunks=whole,
         usage_metadata=usage_metadata([answer]),
         response_metadata=response_metadata(answer),
         chunk_position="last",

@@ -13,6 +13,7 @@ from typing import Any
 import httpx2
 import jsonschema
 import pytest
+from langchain.agents import create_agent
 from langchain_core.documents import Document
 from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import HumanMessage
@@ -343,7 +344,7 @@ def test_schema_that_refers_to_itself_stays_whole() -> None:
 
 
 GOOD, CUT = '{"name": "f", "arguments": {"a": 1}}', '{"name": "f", "arguments": {"a": '
-UNKNOWN = '{"name": "g", "arguments": {}}'
+WRONG, UNKNOWN = '{"name": "f", "arguments": [1]}', '{"name": "g", "arguments": {}}'
 
 
 @pytest.mark.parametrize("way", [*WAYS, "stream_events"])
@@ -351,9 +352,9 @@ UNKNOWN = '{"name": "g", "arguments": {}}'
     ("calls", "wanted", "reason"),
     [
         ([CUT], 0, "cut off"),
-        ([UNKNOWN], 0, "no tool is called 'g'"),
+        ([WRONG], 0, "not an object"),
         ([GOOD, CUT], 1, "cut off"),
-        ([UNKNOWN, GOOD], 1, "no tool is called 'g'"),
+        ([WRONG, GOOD], 1, "not an object"),
     ],
 )
 def test_invalid_call_is_given_with_its_reason_on_every_way(
@@ -372,6 +373,18 @@ def test_invalid_call_is_given_with_its_reason_on_every_way(
     assert reason in f"{invalid['error']} {invalid['args']}"
     assert invalid["args"].endswith(next(one for one in calls if one != GOOD).strip())
     assert message.text == "I look. "
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_agent_tells_the_model_of_a_tool_that_there_is_not(
+    make: Callable[..., ChatBlend], speaker: Any, way: str
+) -> None:
+    speaker.answers = [f"<tool_call>\n{UNKNOWN}\n</tool_call>", "Then I say it."]
+    asked = {"messages": "Hi."}
+    last = WAYS[way](create_agent(make(), [order]), asked)[-1]
+    (answer,) = last.get("model", last)["messages"][-1:]
+    assert answer.text == "Then I say it."
+    assert "g is not a valid tool" in speaker.prompts()[-1]
 
 
 def test_choice_of_no_tool_is_found_out_when_tools_are_bound() -> None:
