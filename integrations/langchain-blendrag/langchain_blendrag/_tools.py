@@ -25,9 +25,10 @@ from langchain_core.messages import AIMessage
 from langchain_core.output_parsers import BaseOutputParser, JsonOutputParser, PydanticOutputParser
 from langchain_core.output_parsers.openai_tools import JsonOutputKeyToolsParser, PydanticToolsParser
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableGenerator, RunnableLambda, RunnableMap
+from langchain_core.tools import create_schema_from_function
 from langchain_core.utils.function_calling import convert_to_json_schema, convert_to_openai_tool
 from langchain_core.utils.pydantic import is_basemodel_subclass
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from blendrag import foreign
 from blendrag.errors import BlendragWarning, ConfigError
@@ -59,19 +60,19 @@ def _function(tool: Any) -> dict[str, Any]:
         raise ConfigError(f"tool {given['type']!r} is another provider's own: give a function")
     if "function" not in made:
         made = {"type": "function", "function": {name: made[name] for name in made if name != "type"}}
-    kind = getattr(tool, "tool_call_schema", tool)
+    kind = _class_of(tool)
     if (whole := _lost_in_part(kind)) is not None:
         made["function"]["parameters"] = whole
-    return foreign.class_schema(made) if _is_model(kind) else made
+    return made if isinstance(kind, Mapping) else foreign.class_schema(made)
 
 
 def _unwrapped(schema: Any) -> Any:
     """Return the schema that a ``response_format`` of OpenAI's, or a function, has inside; any other as it
     is."""
     if isinstance(schema, dict) and schema.get("type") == "json_schema":
-        schema = schema.get("json_schema")
-    if isinstance(schema, dict) and isinstance(schema.get("schema"), dict) and "name" in schema:
-        return {"title": schema["name"], **schema["schema"]}
+        schema = schema.get("json_schema", schema)
+    if isinstance(schema, dict) and isinstance(schema.get("schema"), dict):
+        return {"title": schema.get("name", "answer"), **schema["schema"]}
     if isinstance(schema, dict) and (keys := schema.keys() & _OF_FUNCTIONS):
         return _json_schema(schema if keys == {"name"} else _function(schema))
     return schema
@@ -94,11 +95,11 @@ def _json_schema(schema: Any) -> dict[str, Any]:
     if isinstance(schema, dict) and schema.keys() & _OF_FUNCTIONS == {"name"}:  # to LangChain, a function
         schema = {**schema, "title": schema["name"]}
         del schema["name"]
-    whole = _lost_in_part(schema)
+    whole = _lost_in_part(_class_of(schema))
     if whole is None:
         whole = convert_to_json_schema(_with_optional_fields(schema, {}))
     made = {"title": getattr(schema, "__name__", "answer"), **whole}
-    return foreign.class_schema(made) if _is_model(schema) else made
+    return made if isinstance(schema, Mapping) else foreign.class_schema(made)
 
 
 class _Null:
@@ -149,17 +150,36 @@ def _is_model(schema: Any) -> bool:
     return isinstance(schema, type) and is_basemodel_subclass(schema)
 
 
-def _is_enum(schema: Any) -> bool:
-    return isinstance(schema, type) and issubclass(schema, Enum)
+def _is_value(schema: Any) -> bool:
+    """Return whether a schema is a type of no fields of its own: an Enum, a list, a union, a number."""
+    plain = isinstance(schema, type) and (issubclass(schema, Enum) or schema.__module__ == "builtins")
+    return plain or get_origin(schema) is not None
+
+
+def _class_of(schema: Any) -> Any:
+    """Return the class of the arguments of a tool, a function or a constructor; any other schema as it is."""
+    if hasattr(schema, "tool_call_schema"):
+        return schema.tool_call_schema
+    is_typed_dict = hasattr(schema, "__optional_keys__")
+    if not callable(schema) or _is_model(schema) or _is_value(schema) or is_typed_dict:
+        return schema
+    return create_schema_from_function(
+        schema.__name__,
+        schema,
+        filter_args=(),
+        parse_docstring=True,
+        error_on_invalid_docstring=False,
+        include_injected=False,
+    )
 
 
 def _lost_in_part(schema: Any) -> dict[str, Any] | None:
     """Return the JSON schema of a class, or a dictionary, for parts of which LangChain's conversion allows
-    anything: those that refer to one around them, and a whole that is no object with properties, as of an
-    Enum. None for all others."""
+    anything: those that refer to one around them, and a whole that is no object with properties. None for
+    all others."""
     if _is_model(schema) and hasattr(schema, "model_json_schema"):
         schema = schema.model_json_schema()
-    if _is_enum(schema):  # LangChain's asks for the arguments of its constructor
+    if _is_value(schema):  # LangChain's asks for the arguments of its constructor, or fails
         schema = TypeAdapter(schema).json_schema()
     if not isinstance(schema, dict):
         return None
@@ -191,9 +211,9 @@ def structured(
     if schema is None and method != "json_mode":
         raise ConfigError(f"method {method!r} needs a schema")
     if method == "function_calling":
-        if _is_enum(schema) or _json_schema(schema).get("type", "object") != "object":
+        if _is_value(schema) or _json_schema(schema).get("type", "object") != "object":
             raise ConfigError("method 'function_calling' needs a schema of an object: a call's arguments")
-        bound = bound_tools([schema], True)
+        bound = bound_tools([_json_schema(schema) if isinstance(schema, dict) else schema], True)
         name = bound["tools"][0]["function"]["name"]
         parser = (
             PydanticToolsParser(tools=[schema], first_tool_only=True)
@@ -216,9 +236,21 @@ def structured(
     whole = _whole(_check_call if method == "function_calling" else _check_json)
     # A class says nothing of a field that has not come yet, if it has a default: its objects come whole.
     read = whole | (RunnableLambda(parser.invoke, parser.ainvoke) if is_class else parser)
-    if _is_enum(schema):
-        read = whole | RunnableLambda(lambda message: TypeAdapter(schema).validate_json(message.text))
+    if _is_value(schema):
+        read = whole | RunnableLambda(_reader(schema))
     return RunnableMap(raw=held) | RunnableLambda(_with_raw(read)) if include_raw else held | read
+
+
+def _reader(kind: Any) -> Callable[[AIMessage], Any]:
+    adapter = TypeAdapter(kind)
+
+    def value_of(message: AIMessage) -> Any:
+        try:
+            return adapter.validate_json(message.text)
+        except ValidationError as error:
+            raise OutputParserException(str(error), llm_output=message.text) from error
+
+    return value_of
 
 
 def _with_raw(read: Runnable[Any, Any]) -> Callable[..., dict[str, Any]]:

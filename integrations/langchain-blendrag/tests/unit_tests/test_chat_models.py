@@ -6,6 +6,7 @@ import asyncio
 import pickle
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import reduce
 from operator import add
 from typing import Any
@@ -328,14 +329,22 @@ def order(part: Part) -> str:
     return part.name
 
 
+@dataclass
+class Assembly:
+    """Parts of a crane."""
+
+    name: str
+    parts: list[Assembly]
+
+
 def test_schema_that_refers_to_itself_stays_whole() -> None:
     """LangChain's own conversion allows anything where it does."""
     wrong = {"name": "rope", "parts": [{"name": "hook", "parts": [{"nome": "eye"}]}]}
-    for offered in (Part, order):
+    for offered in (Part, Assembly, order, order.func):
         parameters = request(ChatBlend(), tools=[offered]).tools[0]["function"]["parameters"]
         with pytest.raises(jsonschema.ValidationError):
-            jsonschema.validate(wrong if offered is Part else {"part": wrong}, parameters)
-    for schema in (Part, Part.model_json_schema()):
+            jsonschema.validate(wrong if isinstance(offered, type) else {"part": wrong}, parameters)
+    for schema in (Part, Assembly, Part.model_json_schema()):
         for method in ("json_schema", "json_mode"):
             held: Any = ChatBlend().with_structured_output(schema, method=method)
             made = request(ChatBlend(), **held.first.kwargs)

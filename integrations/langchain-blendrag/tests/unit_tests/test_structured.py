@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from enum import Enum
-from typing import Annotated, Any, NotRequired, Required, TypedDict
+from typing import Annotated, Any, Literal, NotRequired, Required, TypedDict
 
 import pytest
 from langchain_core.exceptions import OutputParserException
@@ -74,13 +74,19 @@ class Tags(BaseModel):
     words: set[str]
 
 
+class TypedTags(TypedDict):
+    words: set[str]
+
+
 @pytest.mark.parametrize("method", ["json_schema", "function_calling"])
 def test_set_is_made_of_a_list_that_may_repeat_an_item(
     make: Callable[..., ChatBlend], speaker: Any, method: Any
 ) -> None:
     found = {"words": ["red", "car", "red"]}
-    speaker.answers = [json.dumps({"name": "Tags", "arguments": found} if method != "json_schema" else found)]
-    assert make().with_structured_output(Tags, method=method).invoke("?") == Tags(words={"red", "car"})
+    for schema, wanted in ((Tags, Tags(words={"red", "car"})), (TypedTags, found)):
+        call = {"name": schema.__name__, "arguments": found}
+        speaker.answers = [json.dumps(found if method == "json_schema" else call)]
+        assert make().with_structured_output(schema, method=method).invoke("?") == wanted
     with pytest.raises(ConfigError, match="uniqueItems"):
         make().with_structured_output(Tags.model_json_schema(), method=method).invoke("?")
 
@@ -143,6 +149,7 @@ NAMED = {"name": "Fee", "description": "In euros."}
     ("schema", "wanted"),
     [
         ({"name": "Fee", "schema": AMOUNT, "strict": True}, {"title": "Fee", **AMOUNT}),
+        ({"type": "json_schema", "name": "Fee", "schema": AMOUNT}, {"title": "Fee", **AMOUNT}),
         (
             {"type": "json_schema", "json_schema": {"name": "Fee", "schema": AMOUNT}},
             {"title": "Fee", **AMOUNT},
@@ -179,8 +186,15 @@ NAMED = {"name": "Fee", "description": "In euros."}
 def test_no_part_of_a_schema_is_lost(
     make: Callable[..., ChatBlend], schema: Any, wanted: dict[str, Any]
 ) -> None:
-    bound: Any = make().with_structured_output(schema)
-    assert bound.first.kwargs["response_format"]["json_schema"]["schema"] == wanted
+    for method in ("json_schema", "json_mode"):
+        bound: Any = make().with_structured_output(schema, method=method)
+        assert bound.first.kwargs["response_format"]["json_schema"]["schema"] == wanted
+
+
+def test_schema_without_a_name_may_be_called(make: Callable[..., ChatBlend], speaker: Any) -> None:
+    speaker.answers = ['{"name": "answer", "arguments": {"amount": 3}}']
+    asked = make().with_structured_output(AMOUNT, method="function_calling")
+    assert asked.invoke("How much?") == {"amount": 3}
 
 
 @pytest.mark.parametrize(
@@ -253,9 +267,32 @@ class Day(Enum):
 
 
 @pytest.mark.parametrize("ask", ASK)
-def test_member_of_an_enum_is_answered(make: Callable[..., ChatBlend], speaker: Any, ask: str) -> None:
-    speaker.answers = ['"friday"']
-    assert ASK[ask](make().with_structured_output(Day), "When?") == [Day.FRIDAY]
-    assert speaker.asked[-1].sampling.grammar.value["enum"] == ["friday", 7]
+@pytest.mark.parametrize(
+    ("kind", "said", "value", "keyword"),
+    [
+        (Day, '"friday"', Day.FRIDAY, "enum"),
+        (Literal["low", "high"], '"low"', "low", "enum"),
+        (list[Office], f"[{WHOLE}]", [Office(**VALUES)], "items"),
+        (Tags | Office, WHOLE, Office(**VALUES), "anyOf"),
+        (Office | None, "null", None, "anyOf"),
+        (int, "7", 7, "type"),
+    ],
+    ids=str,
+)
+def test_value_of_a_type_without_fields_is_answered(
+    make: Callable[..., ChatBlend], speaker: Any, ask: str, kind: Any, said: str, value: Any, keyword: str
+) -> None:
+    speaker.answers = [said]
+    assert ASK[ask](make().with_structured_output(kind), "What?") == [value]
+    assert keyword in speaker.asked[-1].sampling.grammar.value
     with pytest.raises(ConfigError, match="schema of an object"):
-        make().with_structured_output(Day, method="function_calling")
+        make().with_structured_output(kind, method="function_calling")
+
+
+def test_value_that_does_not_fit_is_an_error_with_what_came(
+    make: Callable[..., ChatBlend], speaker: Any
+) -> None:
+    speaker.answers = ['"never"']
+    with pytest.raises(OutputParserException) as raised:
+        make().with_structured_output(Day).invoke("When?")
+    assert raised.value.llm_output == '"never"'
