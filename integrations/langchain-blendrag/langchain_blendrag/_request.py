@@ -15,7 +15,12 @@ from langchain_blendrag._tools import answer_format, bound_tools
 if TYPE_CHECKING:
     from blendrag import ChatModel, ChatRequest
 
-SYNONYMS = {**foreign.ALIASES, "openai_api_base": "base_url", "openai_api_key": "api_key"}
+SYNONYMS = {
+    **foreign.ALIASES,
+    "model_name": "model",
+    "openai_api_base": "base_url",
+    "openai_api_key": "api_key",
+}
 """Other providers' names of options."""
 
 

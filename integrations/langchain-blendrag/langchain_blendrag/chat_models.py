@@ -21,7 +21,7 @@ from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable
 from langchain_core.runnables.config import ContextThreadPoolExecutor
 from langchain_core.tools import BaseTool
-from pydantic import ConfigDict, Field, PrivateAttr, SecretStr, field_serializer, model_validator
+from pydantic import Field, PrivateAttr, SecretStr, field_serializer, model_validator
 
 from blendrag import BlendOverrides, ChatModel, Settings, foreign, open_chat, plain, without_password
 from blendrag.errors import BlendragWarning, ConfigError
@@ -80,16 +80,11 @@ class ChatBlend(BlendOverrides, InConversation):
         ```
     """
 
-    model_config = ConfigDict(populate_by_name=True)
-
     base_url: str | None = None
     """URL of a server, such as ``http://localhost:8000``, whose engine answers."""
     api_key: SecretStr | None = None
     """Key for the server; by default the variable ``BLENDRAG__API_KEY``."""
-    model: str = Field(
-        default_factory=lambda given: "" if given.get("base_url") else Settings.load().model,
-        alias="model_name",
-    )
+    model: str = Field(default_factory=lambda given: "" if given.get("base_url") else Settings.load().model)
     """The packaged default, a local folder, or a hub id. Of a server, by default the one that it serves."""
     temperature: float | None = None
     """Randomness of sampling; 0 (the default) always takes the most probable token."""
@@ -134,6 +129,10 @@ class ChatBlend(BlendOverrides, InConversation):
     more_settings: dict[str, Any] = Field(default_factory=dict)
     """Settings of blendrag's that are no fields here; given as arguments of their own, or as this."""
 
+    if TYPE_CHECKING:  # fields tell checkers of none of those settings, nor of texts as keys and folders
+
+        def __init__(self, **options: Any) -> None: ...
+
     _chat: ChatModel | None = PrivateAttr(default=None)
     _chat_made_of: dict[str, Any] = PrivateAttr(default_factory=dict)
 
@@ -145,7 +144,7 @@ class ChatBlend(BlendOverrides, InConversation):
         values = foreign.in_our_terms(values, SYNONYMS)
         if values.get("kv_dir") == "":  # of no name: not the folder where one is
             del values["kv_dir"]
-        fields = {*cls.model_fields, "model_name"}
+        fields = cls.model_fields.keys()
         ours = Settings.model_fields.keys() - fields
         renamed = foreign.FORMER_SETTINGS - fields  # Settings say what they are called now
         given = {name: value for name, value in values.items() if name in fields}

@@ -17,6 +17,7 @@ import pytest
 from langchain.agents import create_agent
 from langchain_core.documents import Document
 from langchain_core.exceptions import ContextOverflowError
+from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import HumanMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
@@ -58,6 +59,12 @@ def test_name_without_a_meaning_is_told_what_may_be_meant(written: str, meant: s
         ChatBlend(**{written: 1})
     with pytest.warns(BlendragWarning, match=f"ignored '{written}'"):
         request(ChatBlend(), **{written: 1})
+
+
+def test_no_field_has_an_alias_by_which_alone_type_checkers_would_know_it() -> None:
+    own = ChatBlend.model_fields.keys() - BaseChatModel.model_fields.keys()
+    assert not any(ChatBlend.model_fields[name].alias for name in own)
+    assert ChatBlend(model_name="some/model").model == ChatBlend(model="some/model").model == "some/model"
 
 
 def test_folder_of_no_name_is_the_usual_one() -> None:
