@@ -196,8 +196,10 @@ def test_what_stands_there_in_another_form_is_passed_over(more: dict[str, Any]) 
         {"type": "input_file", "filename": "a.txt", "file_data": "data:text/plain;base64,aGVsbG8="},
     ],
 )
-def test_file_of_text_is_read_from_its_bytes(block: Any) -> None:
+def test_file_of_text_is_read_from_its_bytes(make: Any, speaker: Any, block: Any) -> None:
     assert content_of(HumanMessage([block])) == "hello"
+    make().invoke([HumanMessage([block])])  # which is what LangChain makes of it first
+    assert "\nhello<" in speaker.prompts()[-1]
 
 
 def test_answer_with_a_thought_inside_is_one_text() -> None:
