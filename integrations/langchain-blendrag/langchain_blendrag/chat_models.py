@@ -269,7 +269,7 @@ class ChatBlend(BlendOverrides, InConversation):
 
     def with_structured_output(
         self,
-        schema: dict[str, Any] | type | None = None,
+        schema: Any = None,
         *,
         method: Literal["json_schema", "function_calling", "json_mode"] = "json_schema",
         include_raw: bool = False,
