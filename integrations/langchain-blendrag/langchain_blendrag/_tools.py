@@ -25,7 +25,7 @@ from langchain_core.messages import AIMessage
 from langchain_core.output_parsers import BaseOutputParser, JsonOutputParser, PydanticOutputParser
 from langchain_core.output_parsers.openai_tools import JsonOutputKeyToolsParser, PydanticToolsParser
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableGenerator, RunnableLambda, RunnableMap
-from langchain_core.tools import create_schema_from_function
+from langchain_core.tools import BaseTool, create_schema_from_function
 from langchain_core.utils.function_calling import convert_to_json_schema, convert_to_openai_tool
 from langchain_core.utils.pydantic import is_basemodel_subclass
 from pydantic import TypeAdapter, ValidationError
@@ -158,7 +158,7 @@ def _is_value(schema: Any) -> bool:
 
 def _class_of(schema: Any) -> Any:
     """Return the class of the arguments of a tool, a function or a constructor; any other schema as it is."""
-    if hasattr(schema, "tool_call_schema"):
+    if isinstance(schema, BaseTool):
         return schema.tool_call_schema
     is_typed_dict = hasattr(schema, "__optional_keys__")
     if not callable(schema) or _is_model(schema) or _is_value(schema) or is_typed_dict:
