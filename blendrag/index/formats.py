@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-READER_VERSION = 11
+READER_VERSION = 12
 """The version of what the readers make of the same bytes: raise it with each change."""
 
 HEAD_BYTES = 8192
@@ -57,13 +57,31 @@ def read_escaped(data: bytes) -> Content:
 
 
 _ESCAPED = re.compile(r"\\[\\/]|\\u[Dd][89ABab][0-9A-Fa-f]{2}\\u[0-9A-Fa-f]{4}|\\u[0-9A-Fa-f]{4}")
-_MEANS_MORE = re.compile('[\0-\x1f"\\\\\x7f-\x9f\ufffd]')  # in JSON; the last is half of a letter
+_MEANS_MORE = re.compile('[\0-\x1f"\\\\\x7f-\x9f\u2028\u2029\ufeff\ufffd]')  # the last is half of a letter
 
 
 def _sign(found: re.Match[str]) -> str:
-    numbers = [int(number, 16) for number in found[0].split("\\u")[1:]]
+    numbers = [int(number, 16) for number in _NUMBER.findall(found[0])]
     text = "".join(map(chr, numbers)).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return "/" if found[0] == "\\/" else found[0] if _MEANS_MORE.search(text or "\\") else text
+
+
+_NUMBER = re.compile("[0-9A-Fa-f]{2,}")
+
+
+def read_yaml(data: bytes) -> Content:
+    """Read YAML with the letters in place of what quotes may have for them, where lines may part a word."""
+    return Content(_IN_QUOTES.sub(lambda quoted: _OF_YAML.sub(_unfolded, quoted[0]), decode(data)))
+
+
+_IN_QUOTES = re.compile(r'(?<=[\s\[{,])"[^"\\]*(?:\\[\s\S][^"\\]*)+"')
+_OF_YAML = re.compile(
+    rf"\\\n[ \t]*|\\[ _]|\\x[0-9A-Fa-f]{{2}}|\\U00(?:0[0-9A-Fa-f]|10)[0-9A-Fa-f]{{4}}|{_ESCAPED.pattern}"
+)
+
+
+def _unfolded(found: re.Match[str]) -> str:
+    return {"\n": "", " ": " ", "_": "\xa0"}.get(found[0][1], _sign(found))
 
 
 def read_xml(data: bytes) -> Content:
@@ -285,13 +303,29 @@ _TEXT = (
     ".groovy", ".gradle", ".go", ".rs", ".rb", ".php", ".c", ".h", ".cc", ".hh", ".cpp", ".cxx", ".hpp",
     ".cs", ".fs", ".vb", ".swift", ".dart", ".scala", ".clj", ".hs", ".ml", ".ex", ".exs", ".erl", ".lua",
     ".r", ".jl", ".pl", ".m", ".zig", ".nim", ".f90", ".tf", ".hcl", ".bicep", ".nix", ".cmake", ".mk",
-    ".prisma", ".sol", ".proto", ".cu", ".diff", ".patch",
+    ".prisma", ".sol", ".proto", ".cu", ".diff", ".patch", ".doc", ".xls", ".psv", ".prn", ".lst", ".err",
+    ".man", ".roff", ".texi", ".sty", ".cls", ".bst", ".rmarkdown", ".rnw", ".rd", ".pod", ".rdoc", ".puml",
+    ".mmd", ".dot", ".ris", ".nbib", ".enw", ".ass", ".ssa", ".sbv", ".lrc", ".ttml", ".pot", ".strings",
+    ".resx", ".xlf", ".xliff", ".tmx", ".plist", ".tei", ".dbk", ".docbook", ".nxml", ".kml", ".gpx",
+    ".wsdl", ".xsl", ".xslt", ".dtd", ".rdf", ".ttl", ".ldif", ".ledger", ".journal", ".beancount", ".vcs",
+    ".cnf", ".reg", ".cmd", ".awk", ".sed", ".tcl", ".ksh", ".csh", ".psd1", ".vbs", ".bas", ".asm", ".f",
+    ".for", ".f77", ".f95", ".f03", ".cob", ".cbl", ".pas", ".adb", ".ads", ".v", ".sv", ".vhd", ".vhdl",
+    ".lisp", ".el", ".scm", ".rkt", ".cljs", ".cljc", ".edn", ".fsx", ".fsi", ".mli", ".elm", ".purs",
+    ".coffee", ".pug", ".hbs", ".ejs", ".twig", ".jinja", ".j2", ".erb", ".tmpl", ".tpl", ".jsp", ".cshtml",
+    ".csproj", ".sln", ".props", ".mm", ".hxx", ".inl", ".cuh", ".ino", ".glsl", ".hlsl", ".wgsl", ".gd",
+    ".pyx", ".pxd", ".pyw", ".thrift", ".fbs", ".idl", ".yang", ".ddl", ".pls", ".pkb", ".pks", ".hql",
+    ".cql", ".cypher", ".rego", ".jsonnet", ".tfvars", ".bzl", ".sbt", ".rake", ".gemspec", ".dockerfile",
+    ".robot", ".http", ".ado", ".sas", ".sps", ".lean", ".agda", ".thy",
+)  # fmt: skip
+_JSON = (
+    ".json", ".jsonl", ".ndjson", ".jsonc", ".jsonld", ".geojson", ".har", ".webmanifest", ".properties"
 )  # fmt: skip
 READERS: dict[str, Reader] = {
     **dict.fromkeys(_TEXT, read_text),
     **dict.fromkeys((".md", ".markdown", ".mdown", ".mdx", ".mkd", ".qmd", ".rmd"), read_markdown),
     **dict.fromkeys((".html", ".htm", ".xhtml"), read_html),
-    **dict.fromkeys((".json", ".jsonl", ".ndjson", ".geojson", ".properties"), read_escaped),
+    **dict.fromkeys(_JSON, read_escaped),
+    **dict.fromkeys((".yaml", ".yml"), read_yaml),
     **dict.fromkeys((".ics", ".vcf"), read_folded),
     **dict.fromkeys((".xml", ".rss", ".atom", ".opml", ".dita"), read_xml),
     ".pdf": read_pdf,
@@ -324,6 +358,8 @@ _ENCODED = re.compile(
     rb"^Content-(?:Type:\s*multipart/|Transfer-Encoding:\s*(?:base64|quoted-printable)\b)", re.I | re.M
 )
 _PATCHES = (".patch", ".diff")
+_SAYING_NOTHING = {"", ".doc", ".xls"}  # programs save tables and pages so
+_SUFFIX = re.compile(r"\.[A-Za-z]\S*")  # not in "Notes of 1. May" or "app.log.1"
 
 
 def find_reader(suffix: str, head: bytes, default: Reader | None = None) -> Reader | None:
@@ -333,13 +369,15 @@ def find_reader(suffix: str, head: bytes, default: Reader | None = None) -> Read
     for beginning, reader in _BEGINNINGS:
         if bare.startswith(beginning):
             return reader
-    suffix = suffix.lower()
+    suffix = suffix.lower() if _SUFFIX.fullmatch(suffix) else ""
     headers = _HEADERS.match(bare) if suffix not in _PATCHES else None
     if headers and _MIME.search(headers[0]) and _ENCODED.search(headers[0]):
         return _refuse_mail
-    page = _PAGE.match(bare) if suffix not in READERS.keys() - {""} else None
+    page = _PAGE.match(bare) if suffix not in READERS.keys() - _SAYING_NOTHING else None
     if page and (suffix or not page[1]):
         return read_html
+    if bare.startswith(b"<?xml") and suffix != ".svg" and READERS.get(suffix, read_text) is read_text:
+        return read_xml
     return READERS.get(suffix, default)
 
 

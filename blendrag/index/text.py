@@ -34,7 +34,12 @@ _SAMPLE = 1 << 16
 _BROKEN = "\ufffd"
 # A broken letter directly beside another one that is not ASCII, as in text of another encoding.
 _AMONG_OTHERS = re.compile(rf"{_BROKEN}[^\0-\x7f]|[^\0-\x7f]{_BROKEN}")
-_XML = re.compile(rb"""\s*<\?xml\b[^<>]*?\bencoding\s*=\s*["']([\w.:-]+)""")
+# In XML, in the first two lines of source code, in the heading of gettext's catalogues.
+_DECLARED = re.compile(
+    rb"""\s*<\?xml\b[^<>]*?\bencoding\s*=\s*["']([\w.:-]+)"""
+    rb"""|(?:[^\n]*\n)?[#%;/*-][^\n]{0,100}?coding[:=]\s*([\w.-]+)"""
+    rb"""|[\s\S]{0,4000}?"Content-Type:[^\n]{0,100}?\bcharset=([\w.:-]+)\\n\""""
+)
 _NOT_TAKEN = re.compile(r"utf|unicode|(us-)?ascii|x-user", re.IGNORECASE)  # declared of what is none
 CONTROL = bytes(set(range(32)) - set(b"\t\n\v\f\r\x1b")) + b"\x7f"
 
@@ -66,8 +71,8 @@ def _decode(data: bytes, declared: str) -> str:
     whole = len(text) - len(text.encode("ascii", "ignore")) - broken
     if broken < whole or (broken == whole and not _AMONG_OTHERS.search(text)):
         return text  # cut, or put together with another: what is broken costs no other word
-    if not declared and (found := _XML.match(data)):
-        declared = found[1].decode()
+    if not declared and (found := _DECLARED.match(data)):
+        declared = str(found[found.lastindex or 0], "ascii")
     if declared and not _NOT_TAKEN.match(declared):
         with contextlib.suppress(LookupError):
             return data.decode(_encoding(declared), errors="replace")
@@ -117,9 +122,31 @@ def _detected(sample: bytes) -> str:
     apart from letters (£30, 20 °C) tell nothing."""
     with needs("blendrag[index]"):
         from turbohtml.detect import detect
-    return detect(_LONE_SIGN.sub(b" ", sample.replace(b"<", b" "))).codec or "cp1252"
+    found = detect(_LONE_SIGN.sub(b" ", sample.replace(b"<", b" ")))
+    western = found.codec or "cp1252"
+    if found.encoding not in ("windows-1252", None):
+        return western
+    words = {word for word in _WORD.findall(sample) if not word.isascii() and word.translate(None, _HIGH)}
+    odd = {
+        encoding: sum(_is_odd(word.decode(encoding, "replace")) for word in words)
+        for encoding in (western, *_OTHERS)
+    }
+    return min(odd, key=odd.__getitem__) if odd[western] > max(1, len(words) // 2) else western
 
 
+def _is_odd(word: str) -> bool:
+    """Return whether signs or capitals stand within a word, as those of another encoding do."""
+    return not all(
+        part.isascii() or (part.isalpha() and (part.islower() or part.isupper() or part.istitle()))
+        for part in (part.lstrip(_BEFORE).rstrip(_BEHIND) for part in _BETWEEN.split(word))
+    )
+
+
+_OTHERS = ("mac_roman", "cp850", "cp852")  # Excel on a Mac, DOS
+_HIGH = bytes(range(128, 256))
+_WORD = re.compile(rb"[A-Za-z\x80-\xff]+")
+_BETWEEN = re.compile("[‘’“”–—…·\xa0\xad]")
+_BEFORE, _BEHIND = "„‚«»‹›¿¡©°•§", "«»‹›®™©°²³¹ªº"
 # It says nothing, however much of it stands before the first letter. Its first byte may be the end of one.
 _ASCII = re.compile(rb"(?<=[\0-\x7f])[\0-\x7f]{64,}")
 _LONE_SIGN = re.compile(rb"(?<![A-Za-z\x80-\xff])[\xa1-\xbf](?![\x80-\xff])")

@@ -76,9 +76,31 @@ def test_signs_that_json_writes_in_other_ways_are_found(suffix: str) -> None:
     assert json.loads(text) == json.loads(data)
 
 
-def test_letters_that_xml_writes_as_numbers_are_found() -> None:
-    data = b"<city code='&#38;&#x3c;'>M&#252;nchen &#x4E2D; &#55296;</city>"
-    assert content(data, ".xml").text == "<city code='&#38;&#x3c;'>M\u00fcnchen \u4e2d &#55296;</city>"
+@pytest.mark.parametrize("suffix", [".yaml", ".yml"])
+def test_word_that_yaml_escapes_and_folds_is_whole(suffix: str) -> None:
+    data = rb"""city: "M\xFCnchen \u4e2d\U0001F600 Gr\xF6\
+  \xDFe\
+  \ 20\_EUR: \"\xE4\"\n"
+rest: ["\\\\xFC \x41\x22\x85\L\u2028", 5" \xFC, \d+\xFC]
+""".replace(rb"\\\\", rb"\\")
+    text = content(data, suffix).text
+    assert text == (
+        'city: "M\u00fcnchen \u4e2d\U0001f600 Gr\u00f6\u00dfe 20\xa0EUR: \\"\u00e4\\"\\n"\n'
+        r'rest: ["\\xFC A\x22\x85\L\u2028", 5" \xFC, \d+\xFC]'
+        "\n"
+    )
+
+
+PROLOG = b"<?xml version='1.0'?>"
+
+
+@pytest.mark.parametrize(
+    ("suffix", "prolog"), [(".xml", b""), (".txt", PROLOG), (".xls", PROLOG), (".tla", PROLOG)]
+)
+def test_letters_that_xml_writes_as_numbers_are_found(suffix: str, prolog: bytes) -> None:
+    data = prolog + b"<city code='&#38;&#x3c;'>M&#252;nchen &#x4E2D; &#55296;</city>"
+    text = "<city code='&#38;&#x3c;'>M\u00fcnchen \u4e2d &#55296;</city>"
+    assert content(data, suffix).text == prolog.decode() + text
 
 
 @pytest.mark.parametrize("suffix", [".ics", ".vcf"])
@@ -166,7 +188,13 @@ def test_text_that_mentions_or_holds_another_format_is_text() -> None:
     assert content(about, ".md").text == about.decode()
 
 
+@pytest.mark.parametrize("suffix", [".1", ".2026-05-01", ". May", ".2 and later", ".xls", ".doc"])
+def test_text_whose_name_does_not_say_what_it_is_is_text(suffix: str) -> None:
+    assert content(b"Crane;t\nA;40\n", suffix).text == "Crane;t\nA;40\n"
+
+
 def test_unknown_suffix_without_a_known_beginning_has_no_reader() -> None:
+    assert find_reader(".svg", b"<?xml version='1.0'?><svg>") is None, "a picture"
     assert find_reader(".png", b"\x89PNG") is None
     assert find_reader(".tla", b"text") is None
     assert find_reader(".tla", b"text", read_text) is read_text

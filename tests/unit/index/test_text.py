@@ -32,6 +32,12 @@ from blendrag.index.text import Unusable, decode
         ("Biuro jest nieczynne w każdą środę, również w święta.", "iso8859-2"),
         ("Плата за продление составляет 30 евро.", "koi8-r"),
         ("Işık ığdır çağrı öğrenci şişe", "cp1254"),
+        ("Name;Straße\nMüller;Hauptstraße\nJäger;Größenweg\n", "mac_roman"),
+        ("L’employé présente sa carte à l’entrée : être à l’hôtel, ça va.", "mac_roman"),
+        ("Verzeichnis von C:\\Büro: Rechnung für Müller.txt, Größe verfügbar", "cp850"),
+        ("Zawartość katalogu: ważne, święto, źródło, później", "cp852"),
+        ("TotalÉnergies pays the café’s menu", "cp1252"),
+        ("he said “yes”—then left; “no”—then came", "cp1252"),
         ("Names what a page declares: <meta charset=big5>, a café", "cp1252"),
     ],
 )
@@ -44,6 +50,17 @@ def test_declared_encoding_is_taken_before_a_guess() -> None:
     assert decode("it’s".encode("cp1252"), "iso-8859-1") == "it’s", "as browsers have it"
     xml = '<?xml version="1.0" encoding="iso-8859-2"?>\n<a>gęś</a>'
     assert decode(xml.encode("iso8859-2")) == xml
+    code = "#!/usr/bin/env python\n# -*- coding: iso-8859-15 -*-\nfee = '30 €'\n"
+    assert decode(code.encode("iso8859-15")) == code
+    catalogue = r"""msgid ""
+msgstr "Language: pl\n"
+"Content-Type: text/plain; charset=ISO-8859-2\n"
+msgid "open"
+msgstr "otwórz gęś"
+"""
+    assert decode(catalogue.encode("iso8859-2")) == catalogue
+    about = 'A café has # coding: big5 in its menu.\n"Content-Type" is charset=big5\n'
+    assert decode(about.encode("cp1252")) == about, "it is mentioned"
 
 
 @pytest.mark.parametrize(
