@@ -7,13 +7,23 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterator
 from typing import Any, NamedTuple
+from unicodedata import category, combining
 
 from blendrag.errors import ConfigError, ModelNotSupportedError
 from blendrag.prompt.template import encode_document
 
-# Where a text is cut, best place first: paragraphs, lines, sentences (Chinese and Japanese ones end without a
-# space), words.
-_SEPARATORS = [re.compile(p) for p in (r"\n\s*\n", r"\n", r"(?<=[.!?])\s|(?<=[。！？])", r"\s")]
+# Where a text is cut, best place first: paragraphs (headings of Markdown stay with what follows them), lines,
+# sentences (Chinese and Japanese ones end without a space, but with their quotes), words.
+_HEADING = r"(?:#{1,6} [^\n]*|[^\n]+\n[=~-]{3,}[ \t]*)\n\s*\n"
+_SEPARATORS = [
+    re.compile(pattern)
+    for pattern in (
+        rf"\n\s*\n(?:{_HEADING})*",
+        r"\n",
+        r"(?<=[.!?।؟۔])\s|(?:(?<=[。！？])|(?<=[。！？][」』”’）》]))(?![。！？」』”’）》])",
+        r"\s",
+    )
+]
 _WORD_START = re.compile(r"(?<!\S)\S")
 _NOT_SPACE = re.compile(r"\S")
 
@@ -28,11 +38,31 @@ class TextChunk(NamedTuple):
     token_ids: tuple[int, ...]
 
 
+def _letter_start(text: str, at: int, behind: int) -> int:
+    """Return the last place up to ``at`` where a letter begins, with its marks and what is joined to it, else
+    ``at``."""
+    return next(
+        (place for place in range(at, behind, -1) if not _is_joined(text[place - 1], text[place])), at
+    )
+
+
+def _is_joined(before: str, here: str) -> bool:
+    joining = before == _JOINER or combining(before) == _VIRAMA or category(here)[0] == "M"
+    return joining or _JOINED.match(here) is not None
+
+
+_JOINER, _VIRAMA = "\u200d", 9
+# A joiner, AM of Thai and Lao, vowels and finals of Hangul; of emoji flags' letters, colours and tags.
+_JOINED = re.compile(
+    "[\u200d\u0e33\u0eb3\u1160-\u11ff\U0001f1e6-\U0001f1ff\U0001f3fb-\U0001f3ff\U000e0020-\U000e007f]"
+)
+
+
 class Splitter:
     """A splitter of texts into pieces of at most ``chunk_tokens`` tokens.
 
     A full piece ends at the last paragraph in its second half, else at the last line, sentence or word there,
-    else at any character. Nothing but white space around pieces is lost. Neighbours share about ``overlap``
+    else at any letter. Nothing but white space around pieces is lost. Neighbours share about ``overlap``
     tokens. Raises ConfigError for sizes that do not go together.
     """
 
@@ -92,16 +122,17 @@ class Splitter:
         # A character of several tokens is one position to all of them, so that no cut falls inside it.
         first, last = max(starts[budget // 2], start + 1), max(starts[budget], start + 1)
         for separator in _SEPARATORS:
-            ends = [match.start() for match in separator.finditer(text, first, last + 1)]
+            found = (match.start() for match in separator.finditer(text, start, last + 1))
+            ends = [end for end in found if end >= first]
             if ends:
                 return ends[-1]
-        return last
+        return _letter_start(text, last, first)
 
     def _with_overlap(self, text: str, start: int, end: int, block: list[int]) -> int:
         """Return where the next piece starts: at a word, if there is one among the tokens to be repeated."""
         if not self._overlap:
             return end
-        repeated = block[max(bisect_left(block, end) - self._overlap, 0)]
+        repeated = _letter_start(text, block[max(bisect_left(block, end) - self._overlap, 0)], start)
         word = _WORD_START.search(text, repeated, end)
         if word is None and text[end].isspace():
             return end  # they are the end of a long word, which means nothing alone

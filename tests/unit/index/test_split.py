@@ -86,6 +86,35 @@ def test_paragraphs_are_not_torn_apart_needlessly(tokenizer: Any) -> None:
     assert all(piece.text.startswith("Travel") and piece.text.endswith("office.") for piece in pieces)
 
 
+@pytest.mark.parametrize("heading", ["## Fees", "# Fees\n\n## Of the crane", "Fees\n====", "Fees\n----"])
+def test_heading_stays_with_what_follows_it(tokenizer: Any, heading: str) -> None:
+    section = f"{heading}\n\nTravel is approved by the team lead. It is booked by the office.\n\n"
+    for length in range(30, 64, 2):
+        pieces = Splitter(tokenizer, chunk_tokens=length).split(section * 3)
+        assert not [piece.text for piece in pieces if piece.text.endswith(heading)]
+
+
+@pytest.mark.parametrize(
+    ("letters", "joined"),
+    [
+        ("\u0e2b\u0e19\u0e49\u0e32\u0e17\u0e35\u0e48\u0e17\u0e33", "\u0e49\u0e35\u0e48\u0e33"),  # Thai
+        ("\u0938\u092a\u094d\u0924\u093e\u0939", "\u094d\u0924\u093e"),  # Devanagari
+        ("Vu\u0303Tru\u0323", "\u0303\u0323"),
+        ("\U0001f469\u200d\U0001f467\U0001f44d\U0001f3fd", "\u200d\U0001f467\U0001f3fd"),
+        ("\U0001f1e9\U0001f1ea ok", "\U0001f1ea"),
+        ("\u4ed6\u8bf4\uff1a\u201c\u5e74\u5047\u4e3a\u4e8c\u5341\u5929\u3002\u201d", "\u3002\u201d"),
+        ("\u300c\u5e74\u4f11\uff01\u300d", "\uff01\u300d"),
+    ],
+)
+@pytest.mark.parametrize("overlap", [0, 9])
+def test_letter_or_sentence_is_not_parted_from_its_marks(
+    tokenizer: Any, letters: str, joined: str, overlap: int
+) -> None:
+    pieces = Splitter(tokenizer, chunk_tokens=40, overlap=overlap).split(letters * 50)
+    assert len(pieces) > 3
+    assert not [piece.text for piece in pieces if piece.text[0] in joined]
+
+
 def test_text_that_fits_is_one_piece(tokenizer: Any) -> None:
     text = "one two three four five six seven eight nine ten eleven twelve"
     exactly = len(encode_document(tokenizer, text))
