@@ -11,6 +11,7 @@ import contextlib
 import difflib
 import json
 import os
+import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -110,8 +111,13 @@ def _resolve(item: Item) -> Path | Document:
             return Path(named if same else real)
     if isinstance(item, str) and _is_prose(item):
         return _resolve(Document(item))
+    if _ADDRESS.match(path):
+        raise SourceError(f"{str(item)!r} is an address, which is not fetched: save what is there as a file")
     hint = _near(Path(path)) or ("; a text is given as Document(text=...)" if isinstance(item, str) else "")
     raise SourceError(f"no such file or folder: {str(item)!r}{hint}")
+
+
+_ADDRESS = re.compile(r"[A-Za-z][\w+.-]+:/")  # also with one slash, as a Path has it
 
 
 def _plain(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -138,7 +144,7 @@ def _is_prose(text: str) -> bool:
         return True
     suffix = Path(text).suffix.lower()
     looks_like_path = text.startswith(("/", "./", "../", "~")) or (suffix != "" and suffix in READERS)
-    return not looks_like_path and len(text.split()) >= 4
+    return not looks_like_path and (len(text.split()) >= 4 or text.endswith(("。", "！", "？")))
 
 
 def _near(path: Path) -> str:

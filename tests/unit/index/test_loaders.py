@@ -201,6 +201,20 @@ def test_only_who_may_have_meant_a_text_is_told_how_to_give_one(tmp_path: Path) 
     assert "Document" not in str(from_shell.value)
 
 
+@pytest.mark.parametrize("address", ["https://a.test/fees.html", "file:///etc/fees", Path("s3://b/fees.md")])
+def test_address_is_refused_with_what_to_do(address: str | Path) -> None:
+    with pytest.raises(SourceError, match="save what is there as a file"):
+        load_sources(address)
+
+
+@pytest.mark.parametrize(
+    "text", ["Travel is approved by the lead.", "\u5e74\u5047\u4e3a\u4e8c\u5341\u5929\u3002"]
+)
+def test_sentence_is_a_text_also_without_blanks(text: str) -> None:
+    (document,) = documents(list(load_sources(text)))
+    assert document.text == text
+
+
 @pytest.mark.parametrize("name", ["", "no-such-thing", "./a b c d", "~/x y z w", "bad\0name", "a" * 5000])
 def test_odd_names_are_user_errors(name: str) -> None:
     with pytest.raises(SourceError):
