@@ -6,7 +6,7 @@ import datetime
 import uuid
 from collections.abc import Callable
 from decimal import Decimal
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -147,6 +147,9 @@ CALLS: list[dict[str, Any]] = [
     },
     {"tool_calls": [{"toolUseId": "c1", "name": "look", "input": {"city": "Turku"}}]},
     {"function_call": {"id": "c1", "name": "look", "arguments": ARGUMENTS}},
+    {"tool_calls": [{"id": "c1", "name": "look", "parameters": {"city": "Turku"}}]},
+    {"tool_calls": [SimpleNamespace(id="c1", name="look", parameters=MappingProxyType({"city": "Turku"}))]},
+    {"tool_calls": [{"id": "c1", "function": {"name": "look", "arguments": SimpleNamespace(city="Turku")}}]},
 ]
 
 
@@ -156,6 +159,13 @@ def test_call_that_another_class_wrote_is_read(more: dict[str, Any]) -> None:
     result = ChatMessage("4", role="tool", additional_kwargs={"tool_call_id": "c1"})
     called, answered = read(message, result)
     assert called["tool_calls"] == [{"id": "c1", "name": "look", "arguments": {"city": "Turku"}}]
+    assert (answered["tool_call_id"], answered["name"]) == ("c1", "look")
+
+
+@pytest.mark.parametrize("id", ["tool_call_id", "call_id", "tool_use_id", "toolUseId"])
+def test_result_names_its_call_as_another_class_wrote_it(id: str) -> None:
+    message = ChatMessage("", role="assistant", additional_kwargs=CALLS[0])
+    _, answered = read(message, ChatMessage("4", role="tool", additional_kwargs={id: "c1"}))
     assert (answered["tool_call_id"], answered["name"]) == ("c1", "look")
 
 

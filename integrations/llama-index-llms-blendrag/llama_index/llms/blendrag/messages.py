@@ -33,8 +33,8 @@ _ROLES = {
     MessageRole.MODEL: "assistant",
     MessageRole.FUNCTION: "tool",
 }
-_IDS = ("call_id", "toolUseId", "tool_id", "id")  # what results refer to comes first
-_ARGUMENTS = ("arguments", "args", "input", "tool_kwargs")
+_IDS = ("tool_call_id", "call_id", "tool_use_id", "toolUseId", "tool_id", "id")  # the results' come first
+_ARGUMENTS = ("arguments", "args", "input", "parameters", "tool_kwargs")
 
 
 def plain_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
@@ -58,8 +58,7 @@ def plain_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
         if role == "assistant" and (thought := _thinking_of(message)):
             one["reasoning_content"] = thought
         if role == "tool":
-            id = str(message.additional_kwargs.get("tool_call_id") or "")
-            one["tool_call_id"] = id
+            one["tool_call_id"] = id = _id_in(message.additional_kwargs)
             if name := message.additional_kwargs.get("name") or called.get(id):
                 one["name"] = name
         plain.append(one)
@@ -160,10 +159,13 @@ def _foreign_call(written: Any) -> dict[str, Any]:
     those that have name and arguments side by side."""
     call = _fields(written)
     function = _fields(call.get("function") or call.get("custom") or written)
-    arguments: Any = next((function[name] for name in _ARGUMENTS if name in function), {})
+    arguments: Any = next((function[name] for name in _ARGUMENTS if function.get(name)), {})
     name = function.get("name") or function.get("tool_name")
-    id = next((call[name] for name in _IDS if call.get(name)), None)
-    return _call(id, str(name or ""), arguments)
+    return _call(_id_in(call), str(name or ""), arguments)
+
+
+def _id_in(fields: Mapping[str, Any]) -> str:
+    return str(next((fields[name] for name in _IDS if fields.get(name)), ""))
 
 
 def _fields(value: Any) -> dict[str, Any]:
@@ -174,5 +176,5 @@ def _fields(value: Any) -> dict[str, Any]:
 
 def _call(id: str | None, name: str, arguments: Any) -> dict[str, Any]:
     """Return a call as requests take it, which read arguments that are text."""
-    known = isinstance(arguments, dict | str)
-    return {"id": id or "", "name": name, "arguments": arguments if known else {}}
+    written = isinstance(arguments, str)
+    return {"id": id or "", "name": name, "arguments": arguments if written else _fields(arguments)}
