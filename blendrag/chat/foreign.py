@@ -181,11 +181,12 @@ def _answer_format(response_format: Any, structured_outputs: Any) -> dict[str, A
 
 def class_schema(schema: Any) -> Any:
     """Return the JSON schema of a pydantic class without what no grammar knows and the class sees to: its
-    sets keep once what a list repeats (``uniqueItems``), and it checks ``multipleOf`` where its bounds name
-    negative numbers, whose multiples grammars do not have."""
+    sets keep once what a list repeats (``uniqueItems``), it tells by itself which class of a union is meant
+    (``oneOf``), and it checks ``multipleOf`` where its bounds name negative numbers, whose multiples grammars
+    do not have."""
     if isinstance(schema, Mapping):
         return {
-            name: class_schema(one)
+            "anyOf" if name == "oneOf" and isinstance(one, list) else name: class_schema(one)
             for name, one in schema.items()
             if (name, one) != ("uniqueItems", True)
             and not (name == "multipleOf" and isinstance(one, int | float) and _below_zero(schema))

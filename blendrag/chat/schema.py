@@ -24,6 +24,10 @@ _DIGITS = {  # of formats that allow any number of them
     "time": _CLOCK,
 }
 _BOUNDED = frozenset({"date", "ipv4", "ipv6", "uuid"})  # formats
+_VERSIONS = {  # pydantic's formats of UUIDs of one kind
+    f"uuid{n}": rf"^[0-9a-f]{{8}}-[0-9a-f]{{4}}-{n}[0-9a-f]{{3}}-[89ab][0-9a-f]{{3}}-[0-9a-f]{{12}}$"
+    for n in range(1, 9)
+}
 _FRACTION = 1e-10  # the smallest that grammars know
 
 # Keywords whose values are schemas: one or several, or several by name.
@@ -159,8 +163,8 @@ class Schemas:
             del made["multipleOf"]
         elif "multipleOf" in made and below and kinds and kinds <= {"integer", "number"}:
             return False
-        if made.get("format", "date") not in _FORMATS:
-            del made["format"]
+        if made.get("format", "date") not in _FORMATS and (known := _VERSIONS.get(made.pop("format"))):
+            made.setdefault("pattern", known)
         for bound, sign in _LARGEST.items():
             if sign * made.get(bound, 0) > _LARGEST_NUMBER:
                 made[bound] = sign * _LARGEST_NUMBER

@@ -14,7 +14,7 @@ import jsonschema
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import Field, TypeAdapter
+from pydantic import UUID4, UUID5, Field, TypeAdapter
 
 from blendrag.chat.foreign import class_schema
 from blendrag.chat.schema import json_grammar, with_room
@@ -347,11 +347,13 @@ def test_dictionary_has_no_keys_but_those_of_its_enumeration(names: dict[str, An
     ("kind", "right", "wrong"),
     [
         (dict[date, int], {"2026-01-31": 1}, {"2026-01-31": "x"}),
+        (UUID4, "1f0c8a52-7a3e-4b1d-9c55-0a1b2c3d4e5f", "1f0c8a52-7a3e-1b1d-9c55-0a1b2c3d4e5f"),
+        (UUID5 | None, None, "any"),
         (dict[IntEnum("Floor", "LOW HIGH"), int], {"1": 1, "2": 2}, {"3": 1}),  # type: ignore[misc]
         (dict[Annotated[str, Field(min_length=2, max_length=3)], int], {"ab": 1}, {"abcd": 1}),
     ],
 )
-def test_dictionary_of_a_class_has_keys_of_their_kind(kind: Any, right: Any, wrong: Any) -> None:
+def test_value_of_a_class_has_its_kind(kind: Any, right: Any, wrong: Any) -> None:
     grammar = json_grammar(TypeAdapter(kind).json_schema(), 100)
     assert held(grammar, json.dumps(right)) and not held(grammar, json.dumps(wrong))
 
@@ -372,6 +374,14 @@ def test_multiples_are_held_and_those_of_a_class_may_be_negative_where_its_bound
     assert held(json_grammar({"type": "integer", "multipleOf": 1}, 100), "-3")
     for bound in ({"minimum": -10}, {"exclusiveMaximum": 0}):
         assert held(json_grammar(class_schema({**step, **bound}), 100), "-1.5")
+
+
+def test_class_tells_by_itself_which_of_a_union_is_meant() -> None:
+    """Its ``oneOf`` may have parts that overlap, which grammars refuse."""
+    schema = {"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 3}], "title": "Union"}
+    grammar = json_grammar(class_schema(schema), 100)
+    assert held(grammar, '"ab"') and not held(grammar, "1")
+    assert class_schema({"properties": {"oneOf": {"type": "string"}}})["properties"].keys() == {"oneOf"}
 
 
 def test_part_of_negative_multiples_costs_the_schema_nothing_else() -> None:
