@@ -287,22 +287,25 @@ class RemoteChat(ChatModel):
         return self._planned(request).tokens
 
     def token_ids(self, text: str) -> list[int]:
-        found = self.server.call("POST", "v1/kb/tokens", {"texts": [text]})
-        with understood(self.server):
-            (ids,) = found["token_ids"]
-            return list(ids)
+        """Return a text's tokens, none over the cuts of one that is too long for a request."""
+        return self._of_parts(text, "v1/kb/tokens", "token_ids")
 
     def split(self, text: str) -> list[str]:
         """Return a document in chunks of as many tokens as the settings say, none over the cuts of one that
         is too long for a request."""
-        s, pieces = self.settings, list[str]()
+        s = self.settings
+        of_chunks = {"chunk_tokens": s.chunk_tokens, "chunk_overlap": s.chunk_overlap}
+        return self._of_parts(text, "v1/kb/split", "pieces", **of_chunks)
+
+    def _of_parts(self, text: str, path: str, name: str, **more: Any) -> list[Any]:
+        """Return what the server makes of each part of a text, under a name in its answer."""
+        whole = list[Any]()
         for part in _parts(text):
-            body = {"texts": [part], "chunk_tokens": s.chunk_tokens, "chunk_overlap": s.chunk_overlap}
-            found = self.server.call("POST", "v1/kb/split", body)
+            found = self.server.call("POST", path, {"texts": [part], **more})
             with understood(self.server):
-                (some,) = found["pieces"]
-                pieces += some
-        return pieces
+                (some,) = found[name]
+                whole += some
+        return whole
 
 
 def _parts(text: str) -> Iterator[str]:

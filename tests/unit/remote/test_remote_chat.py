@@ -367,6 +367,16 @@ def test_doctor_says_who_reads_calls(parser: str, server: Script, monkeypatch: p
     assert ("'mistral', in the server" if parser else "by blendrag itself") in " ".join(shown.split())
 
 
+def test_text_too_long_for_a_request_is_counted_and_split_in_parts(
+    server: Script, chat: RemoteChat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "_TEXT_CHARACTERS", 8)
+    for ask, said in ((chat.token_ids, '{"token_ids": [[1, 2]]}'), (chat.split, '{"pieces": [["x", "y"]]}')):
+        server.replies = [Reply(lines=[said]) for _ in range(2)]
+        assert len(ask("Blue sky. Red")) == 4
+        assert [body["texts"] for *_, body in server.asked[-2:]] == [["Blue "], ["sky. Red"]]
+
+
 @given(st.text("a \n", max_size=60))
 def test_text_too_long_for_a_request_is_cut_into_parts_of_it(text: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
