@@ -259,6 +259,19 @@ def test_named_store_is_known_when_it_is_loaded_again(llm: BlendLLM, tmp_path: P
     assert kept(llm) == texts("Three.")
 
 
+def test_store_that_a_warm_ones_class_makes_is_plain_until_it_has_a_model(
+    llm: BlendLLM, tmp_path: Path
+) -> None:
+    saved: Any = warm(SimpleVectorStore(), llm)
+    saved.persist(str(tmp_path / "store.json"))
+    loaded, other = (saved.from_persist_path(str(tmp_path / "store.json")) for _ in range(2))
+    loaded.add([node("One.")])
+    assert kept(llm) == set() and loaded.llm is None
+    loaded.llm = llm
+    loaded.add([node("Two.")])
+    assert kept(llm) == {"Two."} and other.llm is None
+
+
 def test_node_is_forgotten_by_the_id_that_a_store_makes_of_its_own(llm: BlendLLM, tmp_path: Path) -> None:
     store: Any = warm(qdrant(tmp_path, ExitStack()), llm, "kb")
     store.add([TextNode(id_=uuid.uuid4().hex, text=text, embedding=VECTOR) for text in ("One.", "Two.")])

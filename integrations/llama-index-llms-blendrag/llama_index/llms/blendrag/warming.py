@@ -95,6 +95,8 @@ class WarmKV(_Base):
     :meth:`sync` prefills them. Asynchronous methods do not block the event loop.
     """
 
+    _whose = _Whose(None, "", True)  # of one that its class made: no model's yet
+
     def __new__(cls, *_: Any, **__: Any) -> Any:
         if cls is WarmKV:  # a transformation, in the version before
             raise ConfigError("WarmKV is put before a vector store: warm(vector_store, llm)")
@@ -205,7 +207,10 @@ class WarmKV(_Base):
 
     @llm.setter
     def llm(self, llm: BlendLLM | None) -> None:
-        self._whose.llm = llm
+        if self._whose.name:
+            self._whose.llm = llm
+        else:
+            warm(self, llm)
 
     @contextmanager
     def _quietly(self) -> Iterator[None]:
@@ -220,7 +225,8 @@ class WarmKV(_Base):
         return self._whose.llm is not None and _quiet.get() is not self
 
     def _kept(self) -> KeptDocuments | None:
-        return self._whose.llm.collection(self._whose.name) if self._warms else None
+        llm = self._whose.llm
+        return llm.collection(self._whose.name) if llm is not None and self._warms else None
 
     def _parts_of(self, nodes: Iterable[BaseNode]) -> tuple[dict[str, list[str]], dict[str, str]]:
         nodes = list(nodes)
