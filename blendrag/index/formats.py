@@ -6,22 +6,17 @@ A reader raises :class:`Unusable` when the file holds no text it can use.
 
 from __future__ import annotations
 
-import contextlib
-import io
-import logging
 import re
-import time
-import unicodedata
 from binascii import a2b_qp
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from html import unescape
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from blendrag.errors import BlendragError, needs
 from blendrag.index.text import CONTROL, Content, Unusable, decode
 
 if TYPE_CHECKING:
-    from pypdf import PageObject, PdfReader
+    pass
 
 T = TypeVar("T")
 
@@ -124,151 +119,10 @@ def _unquoted(found: re.Match[str]) -> str:
 
 
 def read_pdf(data: bytes) -> Content:
-    """Return the text layer of a PDF, pages apart by a blank line. A scan without one is refused."""
+    """Return the text layer of a PDF, what was written on its pages and filled into its form."""
     with needs("blendrag[index]"):
-        from pypdf import PdfReader
-    logging.getLogger("pypdf").setLevel(logging.ERROR)  # it reports every repaired flaw of a file
-    document = PdfReader(io.BytesIO(data))
-    if document.is_encrypted and not document.decrypt(""):
-        raise Unusable("encrypted PDF")
-    in_time = _within(_SECONDS * (1 + len(data) / (1 << 20)))
-    by_number = {getattr(page.indirect_reference, "idnum", -n): page for n, page in enumerate(document.pages)}
-    pages = list(by_number.values())
-    texts = [page.extract_text() for page in in_time(pages)]
-    if not any(map(_HYPHEN.search, texts)):
-        texts = [_PARTED.sub("", text) for text in texts]
-    made = document.metadata
-    if made and _OF_TEX.search(f"{made.get('/Creator')} {made.get('/Producer')}"):
-        texts = [_UNBROKEN.sub(_with_its_accents, _ACCENTED.sub(_with_accent, text)) for text in texts]
-    texts = _rejoined([text.translate(_LETTERS).strip() for text in texts])
-    fields = "\n".join(_fields(document, in_time(pages)))
-    if not fields and "".join(texts).startswith("Please wait...") and document.xfa:
-        raise Unusable("PDF whose form only Adobe's programs show (XFA): print it there as a PDF")
-    if not fields and not any(texts):
-        raise Unusable("PDF without text (a scan has to go through OCR first)")
-    written = [
-        "\n".join((text, *_beside(page, text, in_time))) for page, text in zip(pages, texts, strict=True)
-    ]
-    return Content("\n\n".join(filter(None, map(str.strip, [*written, fields]))), {"pages": len(pages)})
-
-
-_SECONDS = 60  # for a file, and for each MiB of it: some hundred pages take as long
-
-
-def _within(seconds: float) -> Callable[[Iterable[T]], Iterator[T]]:
-    """Return what yields items as long as there is time, of which only this thread's work counts."""
-    end = time.thread_time() + seconds
-
-    def in_time(items: Iterable[T]) -> Iterator[T]:
-        for item in items:
-            if time.thread_time() > end:
-                raise Unusable(
-                    f"PDF that takes more than {seconds:.0f} s, too many for its size: print it as a new PDF"
-                )
-            yield item
-
-    return in_time
-
-
-def _with_its_accents(found: re.Match[str]) -> str:
-    return found[0] if _OF_CODE.search(found[0]) else _AMBIGUOUS.sub(_with_accent, found[0])
-
-
-def _with_accent(found: re.Match[str]) -> str:
-    letter = found[2].replace("\u0131", "i") + _COMBINING[_ACCENTS.index(found[1].strip())]
-    return letter if len(letter := unicodedata.normalize("NFC", letter)) == 1 else found[0]
-
-
-_OF_TEX = re.compile("TeX|tex2pdf|dvips")
-# Before its letter, as TeX sets it; three of these signs stand for themselves, too, in code and addresses.
-_ACCENTED = re.compile(r"([´¨¯¸ˇ˘˙˚˝] ?)([^\W\d_])")
-_AMBIGUOUS = re.compile(r"(?<=[^\W\d_])([`ˆ](?=[aeiouı])|˜(?=[ano]))([^\W\d_])", re.I)
-_UNBROKEN = re.compile(r"\S+")
-_OF_CODE = re.compile(r"\w\(|\)\w|=")
-_ACCENTS = "´¨¯¸ˇ˘˙˚˝`ˆ˜"
-_COMBINING = "\u0301\u0308\u0304\u0327\u030c\u0306\u0307\u030a\u030b\u0300\u0302\u0303"
-
-
-def _rejoined(texts: list[str]) -> list[str]:
-    """Return texts with each word whole that a line's end parts, if it stands whole elsewhere in them, and
-    nowhere with a hyphen."""
-    every = "\n".join(texts).casefold()
-    whole, hyphenated = set(_WORD.findall(every)), set(_HYPHENATED.findall(every))
-
-    def rejoin(parts: re.Match[str]) -> str:
-        word, parted = (sign.join(parts.groups()).casefold() for sign in ("", "-"))
-        return "".join(parts.groups()) if word in whole and parted not in hyphenated else parts[0]
-
-    return [_AT_AN_END.sub(rejoin, text) for text in texts]
-
-
-_WORD = re.compile(r"[^\W\d_]+")
-_HYPHENATED = re.compile(r"[^\W\d_]+-[^\W\d_]+")
-_AT_AN_END = re.compile(r"(?<![^\W\d_])([^\W\d_]{2,})-\s*\n([^\W\d_]{2,})")  # typesetters leave two letters
-
-
-def _beside(page: PageObject, text: str, in_time: Callable[[Iterable[Any]], Iterator[Any]]) -> Iterator[str]:
-    """Yield what was written on a page, and where its links lead, unless its text has it."""
-    known = " ".join(text.split())
-    notes: list[Any] = []
-    with contextlib.suppress(Exception):  # pypdf fails in its own ways at what it does not know
-        notes.extend(page.annotations or ())
-    found = dict[str, None]()
-    for note in in_time(notes):
-        with contextlib.suppress(Exception):
-            about = note.get_object()
-            said = None if about.get("/Subtype") in _NO_NOTES else about.get("/Contents")
-            found |= dict.fromkeys(str(one).strip() for one in (said, about.get("/A", {}).get("/URI")) if one)
-    yield from (one for one in in_time(found) if one and " ".join(one.split()) not in known)
-
-
-_NO_NOTES = ("/Link", "/Popup", "/Widget")  # whose contents say what they are, or what another note says
-
-
-def _fields(document: PdfReader, pages: Iterable[PageObject]) -> Iterator[str]:
-    """Yield what was filled into a form: no page's text has it. Some forms do not list all their fields."""
-    from pypdf.generic import Field
-
-    listed = set[str]()
-    with contextlib.suppress(Exception):  # pypdf fails in its own ways at forms that it does not know
-        for name, field in (document.get_fields() or {}).items():
-            if line := _filled(field, name):
-                listed.add(line)
-                yield line
-    for page in pages:
-        with contextlib.suppress(Exception):
-            for note in (note.get_object() for note in page.annotations or ()):
-                widget = Field(note) if note.get("/Subtype") == "/Widget" and "/T" in note else {}
-                if (line := _filled(widget)) and line not in listed:
-                    yield line
-
-
-def _filled(field: Any, name: str = "") -> str:
-    """Return what was filled into a field, as it is shown, if anything was."""
-    value, kind = field.get("/V"), field.get("/FT")
-    if kind not in ("/Tx", "/Ch", "/Btn") or value in (None, "", "/Off"):
-        return ""
-    shown: dict[str, str] = {}
-    for place, option in enumerate(field.get("/Opt") or ()):
-        known = option.get_object()
-        value_of, words = known if isinstance(known, list) else (place if kind == "/Btn" else known, known)
-        shown[str(value_of)] = str(words)
-    values = [str(one) for one in (value if isinstance(value, list) else [value])]
-    if kind == "/Btn":
-        values = [one.removeprefix("/") for one in values]
-    said = "\n".join(", ".join(shown.get(one, one) for one in values).splitlines())
-    return f"{field.get('/TU') or field.get('/T', name)}: {said}"
-
-
-_PARTED = re.compile("\u00ad\\s*\n")  # a word
-_HYPHEN = re.compile("\u00ad(?!\\s*\n)")  # as some fonts write it, at lines' ends, too
-_LETTERS = {0: None, 0x7F: "\u2022", 0xAD: "-"} | {
-    place: unicodedata.normalize("NFKC", chr(place))
-    for place in (*range(0x2E80, 0x2FD6), *range(0xFB00, 0xFE00), *range(0xFE70, 0xFEFD))
-}
-"""Letters by the signs that typesetting has for several, for radicals and for Arabic in its place in a word,
-which nobody searches for; nor for zeros, of fonts without names for their letters. WinAnsiEncoding shows 0x7F
-as a bullet."""
+        from blendrag.index.pdf import read_pdf
+    return read_pdf(data)
 
 
 def read_html(data: bytes) -> Content:

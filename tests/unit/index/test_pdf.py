@@ -1,0 +1,247 @@
+"""PDFs: what their pages show, what was written on them, and filled into their forms."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from blendrag.index import pdf as pdfs
+from blendrag.index.pdf import read_pdf
+from blendrag.index.text import Unusable
+from office_files import pdf
+
+
+def rewritten(file: bytes, change: Callable[[Any], object]) -> str:
+    """The text of a PDF behind this change, which gets its writer."""
+    from pypdf import PdfReader, PdfWriter
+
+    writer, changed = PdfWriter(clone_from=PdfReader(io.BytesIO(file))), io.BytesIO()
+    change(writer)
+    writer.write(changed)
+    return read_pdf(changed.getvalue()).text
+
+
+def test_word_or_sign_of_a_pdf_is_found_that_was_set_otherwise() -> None:
+    assert read_pdf(pdf("Of\xaece")).text == "Office"
+    assert read_pdf(pdf("\\177 close", encoding="WinAnsiEncoding")).text == "\u2022 close"
+
+
+def test_letters_of_a_pdf_in_forms_for_their_place_are_found() -> None:
+    from pypdf.generic import DecodedStreamObject, NameObject
+
+    def name(writer: Any) -> None:
+        names = DecodedStreamObject()
+        names.set_data(b"2 beginbfchar <61> <2f47> <62> <fe8e> endbfchar")
+        (font,) = writer.pages[0]["/Resources"]["/Font"].values()
+        font.get_object()[NameObject("/ToUnicode")] = writer._add_object(names)
+
+    assert rewritten(pdf("ab"), name) == "\u65e5\u0627"
+
+
+def test_accent_of_a_pdf_by_tex_stands_on_its_letter() -> None:
+    made = pdf("M\\250uller caf\\264 e S\\230ao, it\\264s, \\230anna", encoding="WinAnsiEncoding")
+    tex = rewritten(made, lambda writer: writer.add_metadata({"/Producer": "pdfTeX-1.40"}))
+    assert tex == "M\u00fcller caf\u00e9 S\u00e3o, it\u015b, \u02dcanna", "no apostrophe of TeX looks so"
+    assert "it\u00b4s" in rewritten(made, lambda writer: writer.add_metadata({"/Title": "LaTeX for all"}))
+
+
+@pytest.mark.parametrize("code", ["lm\\(mpg\\230am\\)", "y=x\\230a", "x\\230y", "x\\210n", "a`b"])
+def test_code_in_a_pdf_by_tex_keeps_its_signs(code: str) -> None:
+    made = pdf(f"\\(S\\230ao t\\210ete\\) {code}", encoding="WinAnsiEncoding")
+    text = rewritten(made, lambda writer: writer.add_metadata({"/Creator": "LaTeX"}))
+    assert text == "(S\u00e3o t\u00eate) " + read_pdf(made).text.split()[-1]
+
+
+def test_page_that_a_pdf_has_several_times_is_read_once() -> None:
+    def repeat(writer: Any) -> None:
+        pages = writer.root_object["/Pages"]
+        pages["/Kids"].extend([pages["/Kids"][0]] * 3)
+
+    assert rewritten(pdf("It lifts."), repeat) == "It lifts."
+
+
+def test_pdf_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    unread: Any = None
+    monkeypatch.setattr(pdfs, "_SECONDS", -1)
+    with pytest.raises(Unusable, match="more than"):
+        read_pdf(pdf("It lifts."))
+    with pytest.raises(Unusable, match="more than"):
+        list(pdfs._fields(unread, pdfs._within(-1)([unread])))
+
+
+def test_form_that_only_the_programs_of_adobe_show_is_refused_unless_its_fields_are_filled() -> None:
+    from pypdf.generic import ArrayObject, DecodedStreamObject, DictionaryObject, NameObject, TextStringObject
+
+    def named(**values: Any) -> DictionaryObject:
+        return DictionaryObject({NameObject(f"/{name}"): value for name, value in values.items()})
+
+    def hide(writer: Any, *fields: DictionaryObject) -> None:
+        parts = ArrayObject([TextStringObject("template"), writer._add_object(DecodedStreamObject())])
+        form = named(XFA=parts, Fields=ArrayObject(map(writer._add_object, fields)))
+        writer.root_object[NameObject("/AcroForm")] = form
+
+    notice = pdf("Please wait... If this message is not replaced")
+    with pytest.raises(Unusable, match="XFA"):
+        rewritten(notice, hide)
+    assert read_pdf(notice).text.startswith("Please wait")
+    field = named(T=TextStringObject("Name"), FT=NameObject("/Tx"), V=TextStringObject("Ada"))
+    assert rewritten(notice, lambda writer: hide(writer, field)).endswith("Name: Ada")
+
+
+def test_what_was_filled_into_a_form_is_kept_as_it_is_shown() -> None:
+    from pypdf.generic import ArrayObject, DictionaryObject, NameObject, TextStringObject
+
+    def field(kind: str, name: str, value: Any, **more: Any) -> Any:
+        said = {"T": TextStringObject(name), "FT": NameObject(kind), "V": value, **more}
+        return DictionaryObject({NameObject(f"/{key}"): given for key, given in said.items()})
+
+    def texts(*texts: str) -> ArrayObject:
+        return ArrayObject(map(TextStringObject, texts))
+
+    agrees, widget = TextStringObject("agrees"), NameObject("/Widget")
+    listed = field("/Tx", "name", TextStringObject("Anna\rBerg"), Subtype=widget)
+    unlisted = field("/Tx", "load", TextStringObject("40 t"), Subtype=widget)
+    fields = (
+        listed,
+        *(field("/Btn", f"c{value}", NameObject(value), TU=agrees) for value in ("/Yes", "/Off")),
+        field("/Btn", "by", NameObject("/1"), Opt=texts("road", "rail")),
+        field("/Ch", "in", TextStringObject("DE"), Opt=ArrayObject([texts("DE", "Germany")])),
+        field("/Ch", "of", texts("a", "b"), Opt=texts("a", "b")),
+    )
+
+    def fill(writer: Any) -> None:
+        form = ArrayObject(map(writer._add_object, fields))
+        writer.root_object[NameObject("/AcroForm")] = DictionaryObject({NameObject("/Fields"): form})
+        writer.pages[0][NameObject("/Annots")] = ArrayObject([form[0], writer._add_object(unlisted)])
+
+    filled = "name: Anna\nBerg\nagrees: Yes\nby: rail\nin: Germany\nof: a, b\nload: 40 t"
+    assert rewritten(pdf("Name:"), fill) == f"Name:\n\n{filled}"
+
+
+def test_scan_without_text_is_refused_though_there_is_a_link_on_it() -> None:
+    from pypdf.annotations import Link
+
+    link = Link(rect=(1, 1, 9, 9), url="https://a.test")
+    for change in (lambda writer: None, lambda writer: writer.add_annotation(0, link)):
+        with pytest.raises(Unusable, match=r"without text .*OCR"):
+            rewritten(pdf(), change)
+
+
+def test_what_was_written_on_a_page_and_where_its_links_lead_is_kept() -> None:
+    from pypdf.annotations import FreeText, Highlight, Link, Text
+    from pypdf.generic import ArrayObject, FloatObject, NameObject, TextStringObject
+
+    def marked(text: str) -> Highlight:
+        mark = Highlight(rect=place, quad_points=ArrayObject([FloatObject(1)] * 8))
+        mark[NameObject("/Contents")] = TextStringObject(text)
+        return mark
+
+    place = (1, 1, 9, 9)
+    notes = (
+        FreeText(text="Anna Berg", rect=place),
+        Text(text="checked", rect=place),
+        marked("which one?"),
+        marked("Name:\nsee"),  # some programs put there what is marked
+        Link(rect=place, url="https://a.test"),
+        Link(rect=place, url="https://b.test/b7.pdf"),
+    )
+    page = pdf("Name: see https://a.test")
+    text = rewritten(page, lambda writer: [writer.add_annotation(0, note) for note in notes])
+    assert text == "Name: see https://a.test\nAnna Berg\nchecked\nwhich one?\nhttps://b.test/b7.pdf"
+
+
+@pytest.mark.parametrize(
+    ("lines", "text"),
+    [
+        (("the docu\\255", "ment, inter-", "national"), "the document, inter-\nnational"),
+        (("International: inter-", "national"), "International: international"),
+        (("well\\255known, docu\\255", "ment, docu"), "well-known, docu-\nment, docu"),  # a font's hyphen
+        (("well\\255known, docu\\255", "ment, document"), "well-known, document, document"),
+        (("co-", "op, a coop, the co-op"), "co-\nop, a coop, the co-op"),
+        (("an E-", "Mail, or Email"), "an E-\nMail, or Email"),
+    ],
+    ids=lambda lines: lines[0] if isinstance(lines, tuple) else "",
+)
+def test_word_of_a_pdf_that_a_line_parts_is_whole_again_if_that_is_sure(
+    lines: tuple[str, ...], text: str
+) -> None:
+    made = pdf(") Tj 0 -14 Td (".join(lines), encoding="WinAnsiEncoding")
+    assert read_pdf(made).text == text
+
+
+def test_pdf_that_is_encrypted_without_a_password_is_read() -> None:
+    text = rewritten(pdf("It lifts."), lambda writer: writer.encrypt("", "owner", algorithm="AES-256"))
+    assert text == "It lifts."
+
+
+def drawn(*operations: str, font: str = "Helvetica") -> str:
+    """The text of a page that these operations draw, in a font that may be one of signs."""
+    made = pdf(") Tj ET " + " ".join(operations) + " BT (", encoding="WinAnsiEncoding")
+    return rewritten(made.replace(b"/Helvetica", f"/{font}".encode()), lambda writer: None)
+
+
+@pytest.mark.parametrize(
+    ("operations", "text"),
+    [
+        ("BT 1 0 0 1 9 9 Tm (Gda) Tj ET BT 1 0 0 1 9 9 Tm 22 0 Td (nsk) Tj ET", "Gdansk"),
+        ("BT 14 TL 9 9 Td (so) Tj 60 0 Td (on) Tj T* (off) Tj ET", "so on\noff"),
+        ("BT 9 9 Td (Fees) Tj ET BT 9.3 9 Td (Fees) Tj ET BT 9 9.3 Td (Fees) Tj ET", "Fees"),
+        ("BT 9 9 Td (F) Tj .2 0 Td (F) Tj 7.1 0 Td (e) Tj .2 0 Td (e) Tj 6.5 0 Td (e) Tj ET", "Fee"),
+        ("BT 9 9 Td (i) Tj 2.7 0 Td (i) Tj (i) Tj ET", "iii"),
+        ("BT 9 9 Td (do) Tj /Span <</ActualText <FEFF00AD>>> BDC (-) Tj EMC 0 -14 Td (or) Tj ET", "door"),
+        ("BT 9 9 Td /Span <</ActualText (fi)>> BDC (\001) Tj (\002) Tj EMC (ne) Tj ET", "fine"),
+        ("BT 9 9 Td /Figure <</ActualText (logo)>> BDC (kept) Tj EMC ET", "kept"),
+        ("BT 9 9 Td /Span <</ActualText (x)>> BDC (kept) Tj ET BT 9 9 Td ( too) Tj ET", "kept too"),
+        ("BT 9 9 Td (10) Tj /F1 7 Tf 13.4 5 Td (-) Tj 2.4 0 Td (6) Tj /F1 12 Tf 4 -5 Td (m) Tj ET", "10^-6m"),
+        ("BT 9 9 Td (2) Tj /F1 7 Tf 6.7 5 Td (5) Tj /F1 12 Tf 4 -5 Td (3) Tj ET", "2^(5)3"),
+        ("BT 9 9 Td (1) Tj /F1 7 Tf 6.7 5 Td (st) Tj ET", "1st"),
+        ("BT 9 9 Td (11) Tj /F1 7 Tf 13.4 -3 Td (2) Tj ET", "11_2"),
+        ("BT 9 9 Td (H) Tj /F1 7 Tf 8.7 -3 Td (2) Tj /F1 12 Tf 4 3 Td (O) Tj ET", "H2O"),
+    ],
+)  # fmt: skip
+def test_text_of_a_page_is_what_is_seen_of_it(operations: str, text: str) -> None:
+    begun = operations.replace("BT", "BT /F1 12 Tf", 1)
+    assert drawn(begun) == text
+
+
+def test_signs_of_a_pdf_are_those_of_their_font() -> None:
+    assert drawn("BT /F1 12 Tf 9 9 Td (\247) Tj ET", font="ABCDEF+Wingdings-Regular") == "\u25aa"
+    assert drawn("BT /F1 12 Tf 9 9 Td (m) Tj ET", font="ABCDEF+SymbolMT") == "\u03bc"
+
+
+@pytest.mark.parametrize(
+    ("encoding", "codec", "text"),
+    [
+        ("KSCms-UHC-H", "cp949", "\uac00\uaca9 40 t"),
+        ("90msp-RKSJ-V", "cp932", "\u4fa1\u683c"),
+        ("EUC-H", "euc_jp", "\u4fa1\u683c"),
+        ("GBKp-EUC-H", "gbk", "\u4ef7\u683c"),
+        ("HKscs-B5-H", "big5hkscs", "\u50f9\u683c"),
+    ],
+)
+def test_encoding_of_east_asia_in_a_pdf_is_known(encoding: str, codec: str, text: str) -> None:
+    written = "".join(f"\\{byte:03o}" for byte in text.encode(codec))
+    made = pdf(written, encoding=encoding).replace(b"/Type1", b"/Type0")
+    assert read_pdf(made).text == text
+
+
+def test_number_in_a_line_from_right_to_left_keeps_its_digits_in_order() -> None:
+    from pypdf.generic import DecodedStreamObject, NameObject
+
+    def name(writer: Any) -> None:
+        names = DecodedStreamObject()
+        names.set_data(b"1 beginbfrange <30> <39> <0660> endbfrange 1 beginbfchar <61> <0627> endbfchar")
+        (font,) = writer.pages[0]["/Resources"]["/Font"].values()
+        font.get_object()[NameObject("/ToUnicode")] = writer._add_object(names)
+
+    number, letter = "\u0662\u0660\u0662\u0664/\u0660\u0661/\u0660\u0665", "\u0627"
+    text = rewritten(pdf("2024/01/05 a 2024/01/05"), name)
+    assert text == f"{number} {number} {letter}", "as pypdf orders parts of a line, but the digits in order"
+
+
+def test_pdf_with_a_password_is_refused() -> None:
+    with pytest.raises(Unusable, match="encrypted PDF"):
+        read_pdf(pdf("secret", password="p"))
