@@ -80,10 +80,9 @@ class Numbers:
         if properties is None or place not in levels:
             return
         label = self._label(num, place, levels)
-        if levels[place].format == "bullet":
-            return
-        named = self._styles.get(style)
-        heading = named is not None and _HEADING.fullmatch(value(named, "name"))
+        if levels[place].format == "bullet" and label:
+            return  # one without a sign goes on with the item before
+        heading = self._heading(style)
         counted = _COUNTED.fullmatch(label)
         if not counted:  # no list of Markdown has such numbers
             for given in properties.findall(f"{W}numPr"):
@@ -94,6 +93,15 @@ class Numbers:
         if label:
             written = f"{NUMBER}{counted[1]}{NUMBER}" if counted and not heading else f"{label} "
             paragraph.insert(list(paragraph).index(properties) + 1, run_of(written))
+
+    def write_heading(self, paragraph: Element) -> None:
+        """Write into a heading the style of headings that its own one is based on."""
+        for given in paragraph.findall(f"{W}pPr/{W}pStyle"):
+            given.set(VAL, self._heading(given.get(VAL, "")) or given.get(VAL, ""))
+
+    def _heading(self, style: str) -> str:
+        above = (id for id, named in self._above(style) if _HEADING.fullmatch(value(named, "name")))
+        return next(above, "")
 
     def write_code(self, paragraph: Element, apart: bool) -> None:
         """Write into a paragraph of code that it is one, if it stands apart from other cells of a table."""
@@ -121,7 +129,7 @@ class Numbers:
             return place not in levels or levels[place].format != "bullet"
         runs = [run for run in paragraph.iter(f"{W}r") if any(part.text for part in run.iter(f"{W}t"))]
         fonts = [fonts_of(run)[0] for run in runs or paragraph.findall(f"{W}pPr")]
-        plain = not levels and not _HEADING.fullmatch(name)
+        plain = not levels and not self._heading(style)
         lost = (part.get(VAL) not in ("0", "false") for tag in _NOT_IN_CODE for part in paragraph.iter(tag))
         return bool(fonts) and all(map(_CODE_FONT.search, fonts)) and plain and not any(lost)
 

@@ -200,7 +200,7 @@ _NEAR = 0.1  # of its height: so far apart they are
 
 def text_of(page: PageObject) -> str:
     """Return the text layer of a page."""
-    if "/Contents" in page:
+    with contextlib.suppress(AttributeError, KeyError):  # a page without content
         content = ContentStream(page["/Contents"], page.pdf, "bytes")
         content.operations = list(_Drawn(content.operations).operations())
         page[NameObject("/Contents")] = content

@@ -36,6 +36,7 @@ _BREAK, _READING = f"{W}br", f"{W}rt"
 _SAME = {f"{W}cr": _BREAK, f"{W}dstrike": f"{W}strike", f"{W}ptab": f"{W}tab"}
 
 _ITEM = re.compile(rf"<li>((?:<(?!/?li\b)[^<>]*>)*){NUMBER}(\d+){NUMBER}")
+_MOST_SKIPPED = 63  # columns: so many a table of Word has
 _MAX_TAGS = 1_000_000  # of a document: each costs up to a kilobyte and a tenth of a millisecond
 
 
@@ -67,6 +68,11 @@ def _for_mammoth(parts: Parts) -> Parts:
     numbers = Numbers(trees.values())
     notes = {(local(note), note.get(_ID)) for root in trees.values() for note in root if note.get(_ID)}
     for name, root in trees.items():
+        if local(root) == "styles":
+            for style in root.iter(f"{W}style"):
+                for name, default in (("type", "paragraph"), ("styleId", "")):  # which mammoth needs
+                    style.attrib.setdefault(f"{W}{name}", default)
+            parts[name] = ElementTree.tostring(root, "utf-8")
         if local(root) in _READ:
             leave_codes(root)
             for run in root.iter(f"{W}r"):
@@ -75,10 +81,12 @@ def _for_mammoth(parts: Parts) -> Parts:
             _join_paragraphs(root)
             _read_whole(root)
             _join_capitals(root)
+            _fill_rows(root)
             _cut(root, parts.get(f"word/_rels/{name.removeprefix('word/')}.rels", b""), notes)
             in_table = _in_tables(root)
             for paragraph in root.iter(f"{W}p") if local(root) == "document" else ():
                 numbers.write(paragraph)
+                numbers.write_heading(paragraph)
                 numbers.write_code(paragraph, apart=paragraph not in in_table)
             parts[name] = ElementTree.tostring(root, "utf-8")
     return parts
@@ -268,6 +276,14 @@ def _join_capitals(root: Element) -> None:
 def _is_let_in(paragraph: Element) -> bool:
     framed = paragraph.find(f"{W}pPr/{W}framePr") if paragraph.tag == f"{W}p" else None
     return framed is not None and framed.get(f"{W}dropCap") in ("drop", "margin")
+
+
+def _fill_rows(root: Element) -> None:
+    """Put empty cells where a row of a table begins behind its first columns."""
+    for row in root.iter(f"{W}tr"):
+        skipped = min(int_of(value(row, "trPr/gridBefore")), _MOST_SKIPPED)
+        begin = next((place for place, part in enumerate(row) if local(part) in ("tc", "sdt")), 0)
+        row[begin:begin] = [Element(f"{W}tc") for _ in range(skipped)]
 
 
 def _in_tables(root: Element) -> set[Element]:

@@ -98,3 +98,23 @@ def test_number_of_word_leaves_out_levels_of_signs() -> None:
     kinds = levels(level(0, "decimal", "%1."), level(1, "bullet", "•"), level(2, "decimal", "%1.%2%3."))
     body = numbered("a", 1) + numbered("b", 1, 2)
     assert read_archive(docx(body, **kinds)).text == "1. a\n\n1.1. b"
+
+
+def test_bullet_without_a_sign_goes_on_with_its_item() -> None:
+    numbering = f'<w:abstractNum w:abstractNumId="0">{level(0, "decimal", "%1.")}</w:abstractNum>'
+    numbering += f'<w:abstractNum w:abstractNumId="1">{level(0, "bullet", " ")}</w:abstractNum>'
+    for id in (0, 1):
+        numbering += f'<w:num w:numId="{id + 1}"><w:abstractNumId w:val="{id}"/></w:num>'
+    parts = {"word/numbering.xml": f"<w:numbering {W}>{numbering}</w:numbering>"}
+    body = numbered("close", 1) + numbered("the valve", 2) + numbered("drain", 1)
+    assert read_archive(docx(body, **parts)).text == "1. close\n\nthe valve\n\n2. drain"
+
+
+def test_heading_is_one_whose_style_is_based_on_that_of_headings() -> None:
+    based = '<w:style w:styleId="House"><w:name w:val="House"/><w:basedOn w:val="H2"/>{}</w:style>'
+    styles = '<w:style/><w:style w:styleId="H2"><w:name w:val="heading 2"/></w:style>'
+    given = '<w:pPr><w:numPr><w:numId w:val="1"/></w:numPr></w:pPr>'
+    for properties, text in (("", "## Loads"), (given, "## 1. Loads")):
+        parts = {"word/styles.xml": f"<w:styles {W}>{styles}{based.format(properties)}</w:styles>"}
+        parts |= levels(level(0, "decimal", "%1."))
+        assert read_archive(docx(paragraph("Loads", "House"), **parts)).text == text

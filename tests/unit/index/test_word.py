@@ -237,6 +237,13 @@ def test_paragraph_of_word_shows_what_word_does(inside: str, text: str) -> None:
     assert read_archive(docx(f"<w:p>{inside}</w:p>")).text == text
 
 
+def test_row_of_a_table_that_begins_behind_columns_keeps_its_place() -> None:
+    first = "".join(f"<w:tc>{paragraph(name)}</w:tc>" for name in "ABC")
+    second = f"<w:trPr><w:gridBefore w:val='2'/></w:trPr><w:tc>{paragraph('c')}</w:tc>"
+    text = read_archive(docx(f"<w:tbl><w:tr>{first}</w:tr><w:tr>{second}</w:tr></w:tbl>")).text
+    assert text == "| A | B | C |\n| --- | --- | --- |\n|  |  | c |"
+
+
 def test_words_apart_stay_apart() -> None:
     assert read_archive(docx(f"<w:p><w:r><w:t>x</w:t>{APART}</w:r></w:p>")).text.split() == [*"x012345"]
 
