@@ -70,8 +70,8 @@ def _for_mammoth(parts: Parts) -> Parts:
     for name, root in trees.items():
         if local(root) == "styles":
             for style in root.iter(f"{W}style"):
-                for name, default in (("type", "paragraph"), ("styleId", "")):  # which mammoth needs
-                    style.attrib.setdefault(f"{W}{name}", default)
+                for needed, default in (("type", "paragraph"), ("styleId", "")):  # by mammoth
+                    style.attrib.setdefault(f"{W}{needed}", default)
             parts[name] = ElementTree.tostring(root, "utf-8")
         if local(root) in _READ:
             leave_codes(root)
