@@ -65,6 +65,7 @@ _IN_LINES = ("a", "b", "code", "em", "font", "i", "img", "span", "strong", "u")
 _CODE = ("code", "kbd", "samp", "tt")
 _NO_CODE = "pre, table, ul, ol, h1, h2, h3, h4, h5, h6"  # if it stands in some
 _TICKED = ("checkbox", "radio")  # inputs
+_TICKS = (" [ ] ", " [x] ")
 _WITHOUT_TEXT = ("color", "file", "hidden", "image", "password", "range")
 _SEEN = {0xA0: " ", 0xAD: None, 0x200B: None}  # a blank, and where a word may be parted
 _UNREAD = (
@@ -120,11 +121,15 @@ def _prepare(page: Document) -> None:
         menu.decompose() if place and place.end_tag else menu.unwrap()
     page.remove("iframe, body > input:has(+ label:empty, + input + label:empty)")  # these open menus
     _drop_marks(page)
-    samples = page.select("xmp, listing, div.fragment:has(> div.line)")  # the last is Doxygen's
-    for sample in (*samples, *page.find_all("ac:plain-text-body")):  # of Confluence
+    for sample in page.select("xmp, listing, div.fragment:has(> div.line)"):  # the last is Doxygen's
         sample.tag = "pre"
-    for parameter in page.find_all("ac:parameter"):
-        parameter.tag = "div"
+    _take_from_confluence(page)
+    for struck in page.select("span[style*='line-through' i]"):
+        struck.tag = "s"
+    for box in page.select("[role=checkbox][aria-checked]:not(input), .checkbox-on, .checkbox-off"):
+        ticked = box.attr("aria-checked") == "true" or "checkbox-on" in (box.attr("class") or "").split()
+        box.tag = "span"
+        box.insert(0, Text(_TICKS[ticked]))
     for line in page.select("pre.fragment > div.line"):
         if isinstance(end := line.next_sibling, Text) and end.data.isspace():
             end.extract()
@@ -159,7 +164,7 @@ def _prepare(page: Document) -> None:
     for field in page.select("input"):
         kind = (field.attr("type") or "").lower()
         if kind in _TICKED:
-            field.insert_after(Text(" [x] " if "checked" in field.attrs else " [ ] "))
+            field.insert_after(Text(_TICKS["checked" in field.attrs]))
         elif kind not in _WITHOUT_TEXT and (value := field.attr("value")):
             field.insert_after(Text(f" {value} "))
     for numbered in page.select("ol[reversed]"):
@@ -199,6 +204,28 @@ def _drop_marks(page: Document) -> None:
             link.unwrap()
         elif (link.attr("href") or "").startswith("#") and marks.issuperset(shown):
             link.decompose()
+
+
+_OF_CONFLUENCE = {"parameter": "div", "plain-text-body": "pre", "task-list": "ul", "task": "li"}
+
+
+def _take_from_confluence(page: Document) -> None:
+    """Give Confluence's own elements the names of HTML's, and write what it shows of their attributes."""
+    for name, known in _OF_CONFLUENCE.items():
+        for part in page.find_all(f"ac:{name}"):
+            part.tag = known
+    for number in page.find_all("ac:task-id"):
+        number.decompose()
+    for status in page.find_all("ac:task-status"):
+        status.replace_with(Text(_TICKS[status.text.strip() == "complete"]))
+    for link in page.find_all("ac:link"):
+        for led_to in (*link.find_all("ri:page"), *link.find_all("ri:attachment")) if not link.text else ():
+            link.append(Text(led_to.attr("ri:content-title") or led_to.attr("ri:filename") or ""))
+    for picture in page.find_all("ac:image"):
+        if said := picture.attr("ac:alt"):
+            picture.append(Text(f"![{said}](<>)"))
+    for day in page.select("time[datetime]:empty"):
+        day.append(Text(day.attr("datetime") or ""))
 
 
 def _keep_lines(page: Document) -> None:

@@ -15,8 +15,10 @@ from turbohtml import Document
 _READ = r"script|style|title|textarea|iframe|xmp"  # a parser reads them as text, up to their end
 _DROPPED = r"nav|template"
 _EMPTY = re.compile(rf"<({_READ})\b([^<>]*)/>", re.I)
-# In XHTML, an element that is closed at once, which a parser of HTML would leave open.
-_XHTML = re.compile(r"""\A\s*<\?xml\b|<html\b[^<>]*\sxmlns\s*=\s*["']http://www\.w3\.org/1999/xhtml""")
+# XHTML, Confluence's too: there is what is closed at once, which a parser of HTML would leave open.
+_XHTML = re.compile(
+    r"""\A\s*<\?xml\b|<html\b[^<>]*\sxmlns\s*=\s*["']http://www\.w3\.org/1999/xhtml|<(?:ac|ri):\w"""
+)
 _VOID = r"(?:area|base|br|col|embed|hr|img|input|link|meta|param|source|track|wbr)"
 # Or text that a parser reads as it is, up to its end.
 _CLOSED = re.compile(

@@ -255,6 +255,17 @@ def test_xhtml_is_read() -> None:
         ("<svg><symbol><title>a</title></symbol></svg>b<svg><defs><p>c", "b\n\nc"),
         ("<ac:parameter>py</ac:parameter><ac:plain-text-body><![CDATA[a\n  <b>]]></ac:plain-text-body>c",
          "py\n\n```\na\n  <b>\n```\n\nc"),
+        ("<ac:task-list><ac:task><ac:task-id>1</ac:task-id><ac:task-status>complete</ac:task-status>"
+         "<ac:task-body>a</ac:task-body></ac:task><ac:task><ac:task-body>b</ac:task-body></ac:task></ac:task-list>",
+         "- [x] a\n- b"),
+        ("<p>See <ac:link><ri:page ri:content-title='Fees' /></ac:link> by <time datetime='2026-01-02' /> or "
+         "<ac:link><ri:page ri:content-title='Fees' /><ac:link-body>here</ac:link-body></ac:link>",
+         "See Fees by 2026-01-02 or here"),
+        ("<ac:image ac:alt='pump'><ri:attachment ri:filename='p.png' /></ac:image>", "![pump](<>)"),
+        ("<ul><li><div class='checkbox checkbox-on'></div> a<li><div class=checkbox-off></div> b</ul>",
+         "- [x] a\n- [ ] b"),
+        ("<p><b role=checkbox aria-checked=false></b>a <i role=checkbox aria-checked=true>b", "[ ] a [x] b"),
+        ("<p>Fee <span style='text-decoration:line-through'>30</span> 40", "Fee ~~30~~ 40"),
         ("<p>2<span style='Vertical-align: super'>3</span> 11<span style='vertical-align:sub'>2", "2^3 11_2"),
         ("<p>1<sup>–6</sup> 1<sup> -6</sup> 1<sup>\u2060−6</sup> 1<sup>2</sup>3", "1^–6 1^-6 1^−6 1^(2)3"),
         ("<p>2<sup>(n+1)</sup> 2<sup>(n-1)</sup> A<sup>(R)</sup>", "2^(n+1) 2^(n-1) A(R)"),
