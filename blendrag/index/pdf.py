@@ -15,7 +15,7 @@ from math import hypot
 from typing import Any, TypeVar
 
 from pypdf import PageObject, PdfReader
-from pypdf.generic import ContentStream, Field, NameObject, create_string_object
+from pypdf.generic import ContentStream, DictionaryObject, Field, NameObject, create_string_object
 
 from blendrag.index.signs import RAISED
 from blendrag.index.text import Content, Unusable
@@ -200,13 +200,36 @@ _NEAR = 0.1  # of its height: so far apart they are
 
 def text_of(page: PageObject) -> str:
     """Return the text layer of a page."""
-    with contextlib.suppress(AttributeError, KeyError):  # a page without content
-        content = ContentStream(page["/Contents"], page.pdf, "bytes")
-        content.operations = list(_Drawn(content.operations).operations())
-        page[NameObject("/Contents")] = content
+    kept: list[tuple[Any, NameObject, Any]] = []  # and put back, since what stands in its place fills memory
+    with contextlib.suppress(Exception):  # pypdf fails in its own ways, and again when it reads
+        kept.append(_write_plainly(page, "/Contents", page))
+    _write_forms(page, page, kept)
     heard = _Heard()
     page.extract_text(visitor_text=heard.text)
+    for around, name, given in kept:
+        around[name] = given
     return _PARTS_AT.sub("", "".join(heard.texts))
+
+
+def _write_plainly(around: Any, name: str, page: PageObject) -> tuple[Any, NameObject, Any]:
+    """Write what is drawn as pypdf reads it. Returns what to put back, and where."""
+    given, key = around.raw_get(name), NameObject(name)
+    plain = ContentStream(given, page.pdf, "bytes")
+    plain.operations = list(_Drawn(plain.operations).operations())
+    if isinstance(drawn := given.get_object(), DictionaryObject):
+        plain.update(drawn)
+    around[key] = plain
+    return around, key, given
+
+
+def _write_forms(around: Any, page: PageObject, kept: list[tuple[Any, NameObject, Any]]) -> None:
+    """Write so what a page draws that others may draw, too."""
+    with contextlib.suppress(Exception):
+        forms = around["/Resources"]["/XObject"]
+        for name, form in list(forms.items()):
+            if form.get_object().get("/Subtype") == "/Form" and not isinstance(form, ContentStream):
+                kept.append(_write_plainly(forms, name, page))
+                _write_forms(forms[name], page, kept)
 
 
 _Operation = tuple[Any, bytes]

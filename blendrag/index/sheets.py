@@ -262,7 +262,7 @@ def _value(cell: Any, since_1904: bool) -> str:
         format = cell.number_format
     match value:
         case list(parts):  # with runs of their own fonts
-            return _CODED.sub(" ", "".join(map(_raised, parts)))
+            return _CODED.sub(" ", "".join(map(_of_run, parts)).replace("~~~~", ""))
         case str(text):
             return written(_CODED.sub(" ", text), format)
         case int() | float() if not isinstance(value, bool):
@@ -273,6 +273,7 @@ def _value(cell: Any, since_1904: bool) -> str:
 _CODED = re.compile(r"_x00[01][0-9A-Fa-f]_")  # a sign that XML has not, or not in a value
 
 
-def _raised(run: Any) -> str:
-    raised = getattr(getattr(run, "font", None), "vertAlign", "") == "superscript"
-    return f"^{run}" if raised and RAISED.match(str(run)) else str(run)
+def _of_run(run: Any) -> str:
+    font, text = getattr(run, "font", None), str(run)
+    raised = getattr(font, "vertAlign", "") == "superscript" and RAISED.match(text)
+    return f"^{text}" if raised else f"~~{text}~~" if getattr(font, "strike", None) else text

@@ -76,6 +76,7 @@ _SPACES = {
 _SAYS = ".//*[local-name()='t' or (local-name()='graphicFrame' and */*[local-name()='cNvPr']/@descr!='')]"
 
 
+_STRUCK = "a:rPr/@strike[.!='noStrike']"
 _ACCENTED = re.compile(r"\w[\xc0-\xff]|[\xc0-\xff]\w")
 
 
@@ -114,6 +115,11 @@ def complete(tree: Any, rels: Mapping[str, Any]) -> None:
         as_digits = height < 0 and text[:1].isdigit() and (before[-1:].isdigit() or behind[:1].isdigit())
         if (before and RAISED.match(text)) if raised else as_digits:  # no note's number: nothing is before it
             run.t.text = ("^" if raised else "_") + (f"({text})" if behind[:1].isdigit() else text)
+    for run in select(tree, f".//a:r[a:t!=''][{_STRUCK}]"):
+        before, behind = (
+            select(run, f"{side}-sibling::*[1]/{_STRUCK}") for side in ("preceding", "following")
+        )
+        run.t.text = "~~" * (not before) + run.t.text + "~~" * (not behind)
     for body in select(tree, ".//*[a:p/a:pPr/a:buAutoNum]"):
         _number(body)
 

@@ -207,6 +207,32 @@ def test_text_of_a_page_is_what_is_seen_of_it(operations: str, text: str) -> Non
     assert drawn(begun) == text
 
 
+def test_what_pages_of_a_pdf_share_is_read_as_they_are() -> None:
+    from pypdf.generic import ArrayObject, DictionaryObject, NameObject
+
+    def share(writer: Any) -> None:
+        page = writer.pages[0]
+        form, fonts = page["/Contents"].get_object(), DictionaryObject(page["/Resources"])
+        form.update({NameObject("/Subtype"): NameObject("/Form"), NameObject("/Resources"): fonts})
+        drawn = writer.add_blank_page(9, 9)
+        for each, name in ((page, "/X"), (drawn, "/Y")):
+            shared = DictionaryObject({NameObject(name): page.raw_get("/Contents")})
+            each[NameObject("/Resources")] = DictionaryObject({NameObject("/XObject"): shared})
+        for each, name in ((page, "/X"), (drawn, "/Y")):
+            each[NameObject("/Contents")] = ArrayObject([writer._add_object(content_of(f"{name} Do"))])
+
+    twice = "It) Tj ET BT /F1 12 Tf 10.1 50 Td (It) Tj 20 0 Td (lifts."
+    assert rewritten(pdf(twice), share) == "It lifts.\n\nIt lifts."
+
+
+def content_of(operations: str) -> Any:
+    from pypdf.generic import DecodedStreamObject
+
+    content = DecodedStreamObject()
+    content.set_data(operations.encode())
+    return content
+
+
 def test_signs_of_a_pdf_are_those_of_their_font() -> None:
     assert drawn("BT /F1 12 Tf 9 9 Td (\247) Tj ET", font="ABCDEF+Wingdings-Regular") == "\u25aa"
     assert drawn("BT /F1 12 Tf 9 9 Td (m) Tj ET", font="ABCDEF+SymbolMT") == "\u03bc"

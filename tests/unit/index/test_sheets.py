@@ -133,12 +133,21 @@ def test_workbook_keeps_the_signs_that_its_numbers_are_shown_with() -> None:
             sheet.write_number(row, 0, value, book.add_format({"num_format": format}))
         raised = book.add_format({"font_script": 1})
         sheet.write_rich_string(len(shown), 0, "10", raised, "3", " kg")
+        out = [book.add_format({"font_strikeout": 1, "bold": bold}) for bold in (0, 1)]
+        sheet.write_rich_string(len(shown) + 4, 0, "Fee ", out[0], "3", out[1], "0", " 40")
         sheet.write_string(len(shown) + 1, 0, "two\r\nlines")
         sheet.write_string(len(shown) + 2, 0, "Due_x0020_Date")
         sheet.write_string(len(shown) + 3, 0, "B", book.add_format({"num_format": '"Item "@'}))
     rows = [line.strip("| ") for line in read_archive(file.getvalue()).text.split("\n")[2:]]
     texts = [text for _, text in shown.values()]
-    assert rows[:1] + rows[2:] == [*texts, "10^3 kg", "two lines", "Due_x0020_Date", "Item B"]
+    assert rows[:1] + rows[2:] == [
+        *texts,
+        "10^3 kg",
+        "two lines",
+        "Due_x0020_Date",
+        "Item B",
+        "Fee ~~30~~ 40",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,16 @@ def test_presentation_keeps_numbers_exponents_and_what_is_said_of_shapes() -> No
     )
 
 
+def test_presentation_keeps_what_is_struck_out() -> None:
+    presentation, slide = one_slide()
+    line = slide.shapes.add_textbox(0, 0, 9, 9).text_frame.paragraphs[0]
+    for text, kind in (("Fee ", "noStrike"), ("3", "sngStrike"), ("0", "dblStrike"), (" 40", "")):
+        line.add_run().text = text
+        if kind:
+            line.runs[-1].font._rPr.set("strike", kind)
+    assert text_of(presentation) == "Fee ~~30~~ 40"
+
+
 def test_index_of_a_slide_that_would_be_a_digit_is_marked_and_lines_keep_their_blanks() -> None:
     presentation, slide = one_slide()
     frame = slide.shapes.add_textbox(0, 0, 9, 9).text_frame
