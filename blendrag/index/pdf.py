@@ -43,7 +43,7 @@ with contextlib.suppress(ImportError):  # it is no part of what pypdf promises
 def read_pdf(data: bytes) -> Content:
     """Return the text layer of a PDF, pages apart by a blank line. A scan without one is refused."""
     logging.getLogger("pypdf").setLevel(logging.ERROR)  # it reports every repaired flaw of a file
-    document = PdfReader(io.BytesIO(data))
+    document = _opened(data)
     if document.is_encrypted and not document.decrypt(""):
         raise Unusable("encrypted PDF")
     in_time = _within(_SECONDS * (1 + len(data) / (1 << 20)))
@@ -65,6 +65,14 @@ def read_pdf(data: bytes) -> Content:
         "\n".join((text, *_beside(page, text, in_time))) for page, text in zip(pages, texts, strict=True)
     ]
     return Content("\n\n".join(filter(None, map(str.strip, [*written, fields]))), {"pages": len(pages)})
+
+
+def _opened(data: bytes) -> PdfReader:
+    """Open a PDF, also one whose last lines are missing: browsers show it, and it has all its pages."""
+    last = data[max(data.rfind(b" obj"), 0) :]
+    is_whole = b"trailer" in last or (b"/XRef" in last and b"endobj" in last)
+    ended = b"%%EOF" in last or not is_whole
+    return PdfReader(io.BytesIO(data if ended else data + b"\nstartxref\n0\n%%EOF\n"))
 
 
 _SECONDS = 60  # for a file, and for each MiB of it: some hundred pages take as long

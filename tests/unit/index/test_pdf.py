@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from pypdf.errors import PdfReadError
 
 from blendrag.index import pdf as pdfs
 from blendrag.index.pdf import read_pdf
@@ -170,6 +171,14 @@ def test_word_of_a_pdf_that_a_line_parts_is_whole_again_if_that_is_sure(
 ) -> None:
     made = pdf(") Tj 0 -14 Td (".join(lines), encoding="WinAnsiEncoding")
     assert read_pdf(made).text == text
+
+
+@pytest.mark.parametrize("end", [b"%%EOF", b"startxref"])
+def test_pdf_is_read_without_its_last_lines_other_than_one_that_is_cut_off(end: bytes) -> None:
+    made = pdf("It lifts.")
+    assert read_pdf(made[: made.index(end)]).text == "It lifts."
+    with pytest.raises(PdfReadError):
+        read_pdf(made[: made.index(b"trailer")])
 
 
 def test_pdf_that_is_encrypted_without_a_password_is_read() -> None:
