@@ -18,6 +18,7 @@ CODE = "code-of-any-style"
 """The style that paragraphs of code get."""
 _COUNTED = re.compile(r"([0-9]{1,9})[.)]?")
 _HEADING = re.compile(r"heading [1-6]|title", re.IGNORECASE)
+_TICKS = frozenset("☐☑☒✓✔✗✘✅❌")  # bullets that say something of their item
 _CODE_STYLE = re.compile(
     r"(source |html )?code( ?block| snippet)?|(html )?preformatted( text)?|macro( text)?", re.I
 )
@@ -80,8 +81,11 @@ class Numbers:
         if properties is None or place not in levels:
             return
         label = self._label(num, place, levels)
-        if levels[place].format == "bullet" and label:
-            return  # one without a sign goes on with the item before
+        begin = list(paragraph).index(properties) + 1
+        if levels[place].format == "bullet" and label:  # one without a sign goes on with the item before
+            if label in _TICKS:
+                paragraph.insert(begin, run_of(f"{label} "))
+            return
         heading = self._heading(style)
         counted = _COUNTED.fullmatch(label)
         if not counted:  # no list of Markdown has such numbers
@@ -92,7 +96,7 @@ class Numbers:
                 ElementTree.SubElement(none, f"{W}{name}").set(VAL, "0")
         if label:
             written = f"{NUMBER}{counted[1]}{NUMBER}" if counted and not heading else f"{label} "
-            paragraph.insert(list(paragraph).index(properties) + 1, run_of(written))
+            paragraph.insert(begin, run_of(written))
 
     def write_heading(self, paragraph: Element) -> None:
         """Write into a heading the style of headings that its own one is based on."""

@@ -110,6 +110,11 @@ def test_bullet_without_a_sign_goes_on_with_its_item() -> None:
     assert read_archive(docx(body, **parts)).text == "1. close\n\nthe valve\n\n2. drain"
 
 
+@pytest.mark.parametrize(("sign", "text"), [("☑", "- ☑ close"), ("✗", "- ✗ close"), ("•", "- close")])
+def test_bullet_that_says_something_of_its_item_is_kept(sign: str, text: str) -> None:
+    assert read_archive(docx(numbered("close", 1), **levels(level(0, "bullet", sign)))).text == text
+
+
 def test_heading_is_one_whose_style_is_based_on_that_of_headings() -> None:
     based = '<w:style w:styleId="House"><w:name w:val="House"/><w:basedOn w:val="H2"/>{}</w:style>'
     styles = '<w:style/><w:style w:styleId="H2"><w:name w:val="heading 2"/></w:style>'
