@@ -140,19 +140,27 @@ _DATE = "14"
 
 
 def _formats(styles: bytes) -> bytes:
-    """Return the formats of numbers, and which of them each style has."""
+    """Return the formats of numbers, which of them each style has, and whether its font strikes out."""
     tree = ElementTree.fromstring(styles)
+    fonts = (font for part in tree if part.tag.endswith("}fonts") for font in part)
+    struck = {str(place) for place, font in enumerate(fonts) if _strikes_out(font)}
     tree[:] = [part for part in tree if part.tag.endswith(("}numFmts", "}cellXfs"))]
     own = {one.get("numFmtId") for one in tree.iter(f"{{{_MAIN}}}numFmt")}
     for part in tree:
         part[:] = [one for one in part if one.tag.endswith("}xf") or one.get("formatCode")]
         for one in part:
-            id, code = one.get("numFmtId", "0"), one.get("formatCode", "")
+            id, code, font = one.get("numFmtId", "0"), one.get("formatCode", ""), one.get("fontId", "")
             one.clear()
             one.set("numFmtId", _DATE if id in _DATES - own else id)
             if code:
                 one.set("formatCode", code)
+            else:
+                one.set("fontId", str(int(font in struck)))
     return ElementTree.tostring(tree)
+
+
+def _strikes_out(font: ElementTree.Element) -> bool:
+    return any(one.tag.endswith("}strike") and one.get("val") not in ("0", "false") for one in font)
 
 
 _LINK = re.compile(rb"<(?:\w+:)?hyperlink\s[^<>]*>")
@@ -257,6 +265,13 @@ def _sheet(sheet: Any, links: Mapping[str, str]) -> str:
 
 
 def _value(cell: Any, since_1904: bool) -> str:
+    text, struck = _shown(cell, since_1904), False
+    with contextlib.suppress(AttributeError, IndexError):  # a style that the file lacks
+        struck = cell.style_array.fontId == 1
+    return f"~~{text.strip()}~~" if struck and text.strip() and "~~" not in text else text
+
+
+def _shown(cell: Any, since_1904: bool) -> str:
     value, format = cell.value, ""
     with contextlib.suppress(AttributeError, IndexError):  # a style or format that the file lacks
         format = cell.number_format

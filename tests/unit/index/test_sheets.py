@@ -135,6 +135,7 @@ def test_workbook_keeps_the_signs_that_its_numbers_are_shown_with() -> None:
         sheet.write_rich_string(len(shown), 0, "10", raised, "3", " kg")
         out = [book.add_format({"font_strikeout": 1, "bold": bold}) for bold in (0, 1)]
         sheet.write_rich_string(len(shown) + 4, 0, "Fee ", out[0], "3", out[1], "0", " 40")
+        sheet.write_number(len(shown) + 5, 0, 30, out[1])
         sheet.write_string(len(shown) + 1, 0, "two\r\nlines")
         sheet.write_string(len(shown) + 2, 0, "Due_x0020_Date")
         sheet.write_string(len(shown) + 3, 0, "B", book.add_format({"num_format": '"Item "@'}))
@@ -147,6 +148,7 @@ def test_workbook_keeps_the_signs_that_its_numbers_are_shown_with() -> None:
         "Due_x0020_Date",
         "Item B",
         "Fee ~~30~~ 40",
+        "~~30~~",
     ]
 
 
