@@ -13,6 +13,7 @@ from collections.abc import Coroutine
 from concurrent.futures import Future
 from importlib.util import find_spec
 from multiprocessing import resource_tracker
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,7 +27,7 @@ from blendrag.engine.client.launch import (
     engine_args,
     engine_environment,
     engine_key,
-    main_not_imported_again,
+    spawning,
 )
 from blendrag.engine.client.requirement import check_vllm, require_vllm
 from blendrag.engine.client.running import RunningEngine, T
@@ -91,6 +92,8 @@ class Engine(RunningEngine):
             self._give_up(start)
             raise
         atexit.register(self.close)
+        # A process of multiprocessing's waits for those that it has started, before what atexit has.
+        self._at_end = Finalize(None, self.close, exitpriority=0)
         if settings.dtype == "auto":
             warn_of_emulation(self.facts.dtype)
 
@@ -113,7 +116,7 @@ class Engine(RunningEngine):
             if self._closed:
                 raise EngineClosedError("its start was given up")
             try:
-                with main_not_imported_again():
+                with spawning():
                     self._llm = start_llm(args, connector_args(self.settings))
             except Exception as error:
                 if not self._closed and (short := shortage(self.model_path, args)):
@@ -189,6 +192,7 @@ class Engine(RunningEngine):
         if self._closed or self._pid != os.getpid():
             return
         atexit.unregister(self.close)
+        self._at_end.cancel()
         shut_down = self._submit(self._shut_down())
         self._closed = True
         shut_down.result()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import logging
+import multiprocessing
 import os
 import sys
 import tempfile
@@ -303,16 +304,18 @@ def connector_args(settings: Settings, *, sealed: bool = False) -> dict[str, Any
 
 
 @contextmanager
-def main_not_imported_again() -> Iterator[None]:
-    """Let spawned processes, and those they spawn, begin with the watchdog instead of the user's script.
+def spawning() -> Iterator[None]:
+    """Let spawned processes, and those they spawn, begin with the watchdog instead of the user's script; and
+    let a daemonic process, such as a worker of a pool, spawn them.
 
-    They do not need that, and a script that asks its question at the top level would otherwise start an
+    They do not need the script, and one that asks its question at the top level would otherwise start an
     engine inside the engine.
     """
-    main = sys.modules["__main__"]
-    former = main.__spec__
+    main, process = sys.modules["__main__"], multiprocessing.current_process()
+    former, daemon = main.__spec__, process.daemon
     main.__spec__ = ModuleSpec("blendrag.engine.client.watchdog", None)  # only its name is read
+    process.daemon = False
     try:
         yield
     finally:
-        main.__spec__ = former
+        main.__spec__, process.daemon = former, daemon

@@ -1,9 +1,9 @@
 """No engine process outlives the process that started it, however that one ends.
 
-Every engine process runs this module as its main module (``launch.main_not_imported_again``), before it
-imports anything that takes long; those of a server begin it as a plugin (``server/plugin.py``). Without it,
-a process whose parent is killed while vLLM starts waits for ever, and so does one whose client is killed
-later: vLLM only notices sockets that are closed.
+Every engine process runs this module as its main module (``launch.spawning``), before it imports anything
+that takes long; those of a server begin it as a plugin (``server/plugin.py``). Without it, a process whose
+parent is killed while vLLM starts waits for ever, and so does one whose client is killed later: vLLM only
+notices sockets that are closed.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 import threading
@@ -22,9 +23,11 @@ from blendrag.engine.prefixes.trees import TreeClient
 from blendrag.errors import EngineBusyError, EngineClosedError, EngineError, StoreFullError
 from blendrag.settings import Settings
 from blendrag.store.identity import KVIdentity
+from places import ROOT
 
 LAB = WorkerExtension("some.Worker", ("some:Processor",))
 SETTINGS = Settings.load()
+PROGRAM = os.environ | {"PYTHONPATH": str(ROOT)}
 
 
 class Answering(RunningEngine):
@@ -106,6 +109,39 @@ WAITS = {
     "a start": lambda engine: engine._submit(engine.bound()).result(),
     "the prefix cache": lambda engine: RunningEngine.reset_prefix_cache(engine),
 }
+
+
+WORKER = """
+import multiprocessing, sys, time
+from types import SimpleNamespace
+
+def work():
+    from blendrag.engine.client.engine import Engine
+    from blendrag.engine.client.launch import spawning
+    from blendrag.settings import Settings
+
+    async def start(self):
+        with spawning():
+            core = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,))
+            core.start()
+        self._llm = SimpleNamespace(shutdown=lambda timeout: core.kill())
+
+    Engine._start = start
+    Engine(Settings.load(model=sys.argv[1], dtype="float32"))
+
+if __name__ == "__main__":
+    worker = multiprocessing.get_context("spawn").Process(target=work, daemon=True)
+    worker.start()
+    worker.join()
+    print(worker.exitcode)
+"""
+
+
+def test_worker_of_a_pool_may_have_an_engine_and_ends_it_by_itself(tmp_path: Path, model_dir: Path) -> None:
+    (tmp_path / "program.py").write_text(WORKER)
+    command = [sys.executable, "program.py", str(model_dir)]
+    ended = subprocess.run(command, cwd=tmp_path, env=PROGRAM, capture_output=True, text=True, timeout=300)
+    assert (ended.stdout, ended.stderr) == ("0\n", "")
 
 
 @pytest.mark.parametrize("wait", WAITS.values(), ids=WAITS)
