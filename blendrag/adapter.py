@@ -3,7 +3,6 @@ layer knows of them: what is computed is what a fine-tuned model computes."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from blendrag.models import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
     quantisation,
+    read_json,
     resolve_adapter,
     weight_files,
     weights_digest,
@@ -46,7 +46,7 @@ class Adapter:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._file = folder / ADAPTER_WEIGHTS
-        config: dict[str, Any] = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+        config = read_json(folder / ADAPTER_CONFIG)
         rank = config.get("r") or 1
         alpha = config.get("lora_alpha") or rank
         self._scale = alpha / (rank**0.5 if config.get("use_rslora") else rank)

@@ -24,7 +24,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import xxhash
 
-from blendrag.errors import ConfigError, MissingDependencyError, ModelNotFoundError, needs
+from blendrag.errors import ConfigError, MissingDependencyError, ModelError, ModelNotFoundError, needs
 
 Tell = Callable[[str], None]
 
@@ -83,13 +83,24 @@ def query_scaling(model: Path) -> dict[str, Any]:
 
 
 def _text_config(model: Path) -> dict[str, Any]:
-    config: dict[str, Any] = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    config = read_json(model / "config.json")
     return config | (config.get("text_config") or {})
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """Return the object in a JSON file of a model's folder. Raises ModelError."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
+            raise ValueError("it holds no object")
+    except (OSError, ValueError) as error:
+        raise ModelError(f"cannot read {str(file)!r}: {error}; copy or download it again") from error
+    return found
 
 
 def load_tokenizer(model: Path) -> Any:
     """Return the tokenizer, of transformers, in a model's folder: one for all who ask, so nobody may change
-    it. Read again when a file of the folder has changed. Raises what transformers does."""
+    it. Read again when a file of the folder has changed. Raises ModelError."""
     files = ((file.name, file.stat()) for file in sorted(model.iterdir()) if file.is_file())
     return _load_tokenizer(model, tuple((name, facts.st_mtime_ns, facts.st_size) for name, facts in files))
 
@@ -108,12 +119,20 @@ def _load_tokenizer(model: Path, state: tuple[tuple[str, int, int], ...]) -> Any
     import_rich()
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(str(model))
+    try:
+        return AutoTokenizer.from_pretrained(str(model))
+    except ModuleNotFoundError:
+        raise
+    except Exception as error:  # what reads tokenizers has no common base, nor do their errors name a file
+        raise ModelError(
+            f"cannot read the tokenizer of {str(model)!r}: {' '.join(str(error).split())}; copy or download"
+            " the files of the tokenizer again"
+        ) from error
 
 
 def quantisation(model: Path) -> str | None:
     """Return how ``config.json`` says that a model's weights are quantised ("awq"); None: not at all."""
-    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    config = read_json(model / "config.json")
     return (config.get("quantization_config") or {}).get("quant_method")
 
 
@@ -125,7 +144,7 @@ def resolve_model(
 
     ``name`` is the packaged default (unpacked once below ``cache_dir``), a folder, or a hub id, taken from
     the hub's local cache when it is complete there and downloaded otherwise. ``progress`` is told, in a few
-    words, about steps that take long. Raises ModelNotFoundError or MissingDependencyError.
+    words, about steps that take long. Raises ModelError or MissingDependencyError.
     """
     tell = progress or (lambda message: None)
     if name.lower() == DEFAULT_MODEL:
@@ -164,7 +183,7 @@ def model_digest(path: Path) -> str:
     for gigabytes and still tells a fine-tuned model from the one it came from.
     """
     _checked(_MODEL, path)
-    config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    config = read_json(path / "config.json")
     # Written by whatever saved the folder last; the model is the same.
     config = {
         key: value for key, value in config.items() if key not in ("transformers_version", "_name_or_path")
@@ -179,9 +198,12 @@ def weights_digest(config: dict[str, Any], files: Iterable[Path]) -> str:
     for weights in sorted(files):
         size = weights.stat().st_size
         digest.update(f"\0{weights.name}\0{size}\0".encode())
-        with weights.open("rb") as file:
-            for part in _sampled(file, size, weights):
-                digest.update(part)
+        try:
+            with weights.open("rb") as file:
+                for part in _sampled(file, size, weights):
+                    digest.update(part)
+        except OSError as error:
+            raise ModelNotFoundError(f"cannot read {weights}: {error.strerror}") from error
     return digest.hexdigest()
 
 
@@ -285,9 +307,13 @@ def _package_file(setting: str, package: str, relative: str) -> Path:
 
 
 def _resolved(kind: _Kind, name: str, revision: str | None, tell: Tell) -> Path:
-    folder = Path(name).expanduser()
-    if name and folder.exists():
-        return _checked(kind, folder.resolve())
+    try:
+        folder = Path(name).expanduser()
+        if name and folder.exists():
+            return _checked(kind, folder.resolve())
+    except (OSError, RuntimeError) as error:  # of its permissions, or a user without a home
+        reason = getattr(error, "strerror", None) or error
+        raise ModelNotFoundError(f"cannot read the {kind.name} folder {name}: {reason}") from error
     if _looks_like_path(name):
         raise ModelNotFoundError(f"no {kind.name} folder {name}{_did_you_mean(name, _neighbours(folder))}")
     return _from_hub(kind, name, revision, tell)
@@ -300,12 +326,13 @@ def _checked(kind: _Kind, folder: Path) -> Path:
 
 
 def _missing_from(folder: Path) -> str | None:
-    """Say what a model folder lacks; None when it is complete."""
+    """Say what a model folder lacks; None when it is complete. Raises ModelError for what cannot be read."""
     if not folder.is_dir():
         return "it is a file" if folder.exists() else "it does not exist"
     if not (folder / "config.json").is_file():
         inner = sorted(path.parent.name for path in folder.glob("*/config.json"))
         return "it has no config.json" + (f"; did you mean its folder {inner[0]}?" if inner else "")
+    read_json(folder / "config.json")
     weights = weight_files(folder)
     if absent := [file.name for file in weights if not file.is_file()]:
         return f"it lacks {len(absent)} of {len(weights)} weights files, such as {absent[0]}"
@@ -324,11 +351,14 @@ def _missing_from_adapter(folder: Path) -> str | None:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the weight files that a model folder should have: those of its index, where it has one."""
+    """Return the weight files that a model folder should have: those of its index, where it has one. Raises
+    ModelError for an index that cannot be read."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        named = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
-        return sorted(folder / name for name in set(named))
+        named = read_json(index).get("weight_map")
+        if not isinstance(named, dict):
+            raise ModelError(f"{str(index)!r} names no weights (weight_map); copy or download it again")
+        return sorted(folder / name for name in set(named.values()))
     return sorted(folder.glob("*.safetensors"))
 
 
@@ -371,7 +401,7 @@ def _from_hub(kind: _Kind, name: str, revision: str | None, tell: Tell) -> Path:
     tell(f"downloading {name}")
     try:
         return _checked(kind, Path(snapshot_download(name, revision=revision, allow_patterns=HUB_FILES)))
-    except ModelNotFoundError:
+    except ModelError:
         raise
     except Exception as error:  # of the name, network, login, disk: the hub's client has no common base
         known = [DEFAULT_MODEL] if kind is _MODEL else []

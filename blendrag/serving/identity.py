@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Sequence
@@ -12,8 +11,8 @@ from typing import Any
 import xxhash
 
 from blendrag.adapter import adapter_for
-from blendrag.errors import ModelError, ModelNotFoundError
-from blendrag.models import first_window, load_tokenizer, model_digest, model_window
+from blendrag.errors import ModelNotFoundError
+from blendrag.models import first_window, load_tokenizer, model_digest, model_window, read_json
 from blendrag.prompt import shared_prefix, start_prefix
 from blendrag.settings import AUTO_CODEC, Settings
 from blendrag.store.catalogue import Catalogue
@@ -108,10 +107,7 @@ def kv_identity(
 def _text_config(model_path: Path) -> dict[str, Any]:
     """Return a model's configuration, of texts if it reads images, too. Files may leave out what their class
     has by default; classes that transformers does not know are taken as they are written."""
-    try:
-        config: dict[str, Any] = json.loads((model_path / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"cannot read {str(model_path / 'config.json')!r}: {error}") from error
+    config = read_json(model_path / "config.json")
     config |= config.get("text_config") or {}
     if all(name in config for name in _SHAPE):
         return config

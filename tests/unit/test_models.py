@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from blendrag import models
-from blendrag.errors import ConfigError, MissingDependencyError, ModelNotFoundError
+from blendrag.errors import ConfigError, MissingDependencyError, ModelError, ModelNotFoundError
 from blendrag.models import (
     DEFAULT_EMBEDDER,
     DEFAULT_MODEL,
@@ -150,6 +151,7 @@ SHARDS = {"a.weight": "model.safetensors", "b.weight": "model-00002-of-00002.saf
         (None, None, "config.json", r"config\.json is not a model folder: it is a file"),
         (None, None, "..", "did you mean its folder Qwen-0.5B"),
         (None, None, "../qwen-05B", r"did you mean Qwen-0\.5B\?"),
+        (None, None, "../" + 300 * "x", "cannot read the model folder .*: File name too long"),
     ],
 )
 def test_folder_that_is_no_whole_model_says_what_is_wrong(
@@ -162,6 +164,20 @@ def test_folder_that_is_no_whole_model_says_what_is_wrong(
         (folder / written).write_text(json.dumps({"weight_map": SHARDS}))
     with pytest.raises(ModelNotFoundError, match=message):
         resolve_model(str(folder / named), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json", "tokenizer.json"])
+@pytest.mark.parametrize("text", ["version https://git-lfs.github.com/spec/v1", "[]", ""])
+def test_file_of_a_model_that_cannot_be_read_is_named_with_its_folder(
+    tmp_path: Path, model_dir: Path, name: str, text: str
+) -> None:
+    for file in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(model_dir / file, tmp_path)
+    (tmp_path / "model.safetensors").symlink_to(model_dir / "model.safetensors")
+    (tmp_path / name).write_text(text)
+    what = re.escape(str(tmp_path)) if name == "tokenizer.json" else re.escape(str(tmp_path / name))
+    with pytest.raises(ModelError, match=f"{what}.*download"):
+        load_tokenizer(resolve_model(str(tmp_path), tmp_path))
 
 
 @pytest.mark.parametrize(
