@@ -26,6 +26,7 @@ from pydantic_settings import (
 
 from blendrag.choice import Choice, count
 from blendrag.errors import ConfigError
+from blendrag.files.paths import path_text
 from blendrag.former import FORMER, up_to_date
 from blendrag.machine import codec_for_kv, memory_for_kv
 from blendrag.models import DEFAULT_EMBEDDER, DEFAULT_MODEL
@@ -157,6 +158,11 @@ class Settings(BlendOverrides, BaseSettings):
         None, ge=1, description="Longest answer, thinking included; None: the rest of the window."
     )
     temperature: float = Field(0.0, ge=0.0, description="Randomness of sampling; 0 is greedy.")
+
+    @field_validator("model", "embedder", "lora", mode="before")
+    @classmethod
+    def _folders_are_named(cls, value: Any) -> Any:
+        return path_text(value)
 
     @field_validator("*")
     @classmethod
@@ -325,11 +331,11 @@ def _read(file: Path) -> dict[str, Any]:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         raise ConfigError(f"{file} is not YAML{f' (line {mark.line + 1})' if mark else ''}") from None
-    if found is None:
-        return {}
+    found = {} if found is None else found
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
         raise ConfigError(f"{file} must have one option per line, as in 'similarity_top_k: 6'")
-    return found
+    settings = Settings.model_fields
+    return {name: found[name] for name in found if found[name] is not None or name.lower() not in settings}
 
 
 def _config_file() -> Path:
@@ -359,7 +365,7 @@ def _explain(error: ValidationError) -> str:
         name = ".".join(str(part) for part in problem["loc"])
         if problem["type"] == "extra_forbidden":
             meant = closest(name.lower().removeprefix("blendrag_"), Settings.model_fields)
-            unknown = f"unknown setting {name!r}{meant}"
+            unknown = f"unknown setting {name!r}{meant or ': an argument of vLLM goes into engine_args'}"
             lines.append(RENAMED.get(name, unknown))
         else:
             # These are not shown: there may be a password in them.

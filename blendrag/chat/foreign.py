@@ -7,16 +7,22 @@ import re
 import warnings
 from base64 import b64decode
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import unquote_to_bytes
+
+from pydantic import BeforeValidator
 
 from blendrag.chat.request import AUTO, NONE, REQUIRED, RequestOptions
 from blendrag.engine.client.generation import Grammar
 from blendrag.errors import BlendragWarning, ConfigError
+from blendrag.files.paths import path_text
 from blendrag.former import ENGINE_ARGUMENTS
 from blendrag.former import FORMER as _MOVED
 from blendrag.names import closest
 from blendrag.settings import RENAMED
+
+ModelName = Annotated[str, BeforeValidator(path_text)]
+"""A field's type that holds the name of a model; a path object becomes its text."""
 
 ALIASES = {
     "allow_parallel_tool_calls": "parallel_tool_calls",

@@ -197,6 +197,8 @@ def test_missing_named_config_file_is_not_ignored(monkeypatch: pytest.MonkeyPatc
 def test_misspelt_keyword_is_named_with_the_right_one() -> None:
     with pytest.raises(ConfigError, match=r"'recompute_ration'; did you mean recompute_ratio\?"):
         Settings.load(recompute_ration=0.1)
+    with pytest.raises(ConfigError, match="'trust_remote_code': an argument of vLLM goes into engine_args"):
+        Settings.load(trust_remote_code=True)
 
 
 @pytest.mark.parametrize("name", ["RECOMPUTE_RATIO", "DTYPE", "QUALITY", "TIERS"])
@@ -289,6 +291,18 @@ def test_former_setting_beside_what_is_none_is_named_and_the_rest_not_shown(give
 def test_empty_config_file_is_none(empty_folder: Path) -> None:
     (empty_folder / "blendrag.yaml").write_text("# similarity_top_k: 2\n")
     assert Settings.load() == Settings()
+
+
+def test_name_without_a_value_in_the_file_is_not_given(empty_folder: Path) -> None:
+    (empty_folder / "blendrag.yaml").write_text(
+        "model:\nengine_args:\n#  seed: 1\ntiers:\nsystem_prompt: ~\n"
+    )
+    assert Settings.load().model_dump(exclude_unset=True) == {}
+
+
+@pytest.mark.parametrize("name", ["model", "embedder", "lora"])
+def test_folder_of_a_model_may_be_a_path_object(name: str) -> None:
+    assert getattr(Settings.load(**{name: Path("models/mine")}), name) == "models/mine"
 
 
 def test_vllms_arguments_of_a_file_are_kept_beside_those_of_a_variable(

@@ -84,7 +84,9 @@ class ChatBlend(BlendOverrides, InConversation):
     """URL of a server, such as ``http://localhost:8000``, whose engine answers."""
     api_key: SecretStr | None = None
     """Key for the server; by default the variable ``BLENDRAG__API_KEY``."""
-    model: str = Field(default_factory=lambda given: "" if given.get("base_url") else Settings.load().model)
+    model: foreign.ModelName = Field(
+        default_factory=lambda given: "" if given.get("base_url") else Settings.load().model,
+    )
     """The packaged default, a local folder, or a hub id. Of a server, by default the one that it serves."""
     temperature: float | None = None
     """Randomness of sampling; 0 (the default) always takes the most probable token."""

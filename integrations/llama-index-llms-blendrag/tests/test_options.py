@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -45,6 +46,10 @@ def asked(scripted: Any) -> Any:
 
 def test_folder_of_no_name_is_the_usual_one() -> None:
     assert BlendLLM(kv_dir="").kv_dir is None  # type: ignore[arg-type]
+
+
+def test_model_may_be_a_path_object() -> None:
+    assert BlendLLM(model=Path("models/mine")).model == "models/mine"  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("other", [OpenAI, OpenAILike], ids=lambda other: other.__name__)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -69,6 +70,10 @@ def test_no_field_has_an_alias_by_which_alone_type_checkers_would_know_it() -> N
 
 def test_folder_of_no_name_is_the_usual_one() -> None:
     assert ChatBlend(kv_dir="").kv_dir is None  # type: ignore[arg-type]
+
+
+def test_model_may_be_a_path_object() -> None:
+    assert ChatBlend(model=Path("models/mine")).model == "models/mine"  # type: ignore[arg-type]
 
 
 def test_several_close_names_are_listed() -> None:

@@ -85,7 +85,7 @@ class BlendLLM(BlendOverrides, StructuredByGrammar):
         exclude=True,
         frozen=True,
     )
-    model: str = Field(
+    model: foreign.ModelName = Field(
         default_factory=lambda given: "" if given.get("base_url") else Settings.load().model,
         description="The packaged default, a folder, or a hub id; of a server, by default what it serves.",
         frozen=True,
