@@ -10,15 +10,9 @@ import re
 from binascii import a2b_qp
 from collections.abc import Callable
 from html import unescape
-from typing import TYPE_CHECKING, TypeVar
 
 from blendrag.errors import BlendragError, needs
 from blendrag.index.text import CONTROL, Content, Unusable, decode
-
-if TYPE_CHECKING:
-    pass
-
-T = TypeVar("T")
 
 READER_VERSION = 12
 """The version of what the readers make of the same bytes: raise it with each change."""
