@@ -204,6 +204,9 @@ _SAID = "\0"
 _FROM_RIGHT = re.compile("[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]")  # to left
 _LATELY = 4  # that many times a text is drawn over itself, to look bold or have a shadow
 _NEAR = 0.1  # of its height: so far apart they are
+_SHOWN = re.compile(rb"T[jJ]|Do|['\"]")  # else there is no text
+_SHOWS = (b"Tj", b"TJ", b"'", b'"')
+_MOVES = (b"Td", b"TD", b"Tm", b"T*", b"'", b'"', b"BT", b"ET")
 
 
 def text_of(page: PageObject) -> str:
@@ -251,8 +254,9 @@ class _Drawn:
         self._operations = operations
         self._cm = self._tm = _AT_ZERO
         self._leading = 0.0
+        self._scale = 100.0  # across, of a hundred
         self._font: list[Any] = []
-        self._saved: list[tuple[tuple[float, ...], list[Any], float]] = []
+        self._saved: list[tuple[tuple[float, ...], list[Any], float, float]] = []
         self._meant: list[str] = []  # what marked content stands for, outermost first
         self._has_moved = False
         self._lately: deque[tuple[str, float, float]] = deque(maxlen=_LATELY)
@@ -263,18 +267,20 @@ class _Drawn:
         itself; and what marked content stands for in its place."""
         begun = sum(operator in (b"BDC", b"BMC") for _, operator in self._operations)
         all_end = begun == sum(operator == b"EMC" for _, operator in self._operations)
-        for operands, operator in self._operations:
+        for place, (operands, operator) in enumerate(self._operations):
             match operator:
                 case b"q":
-                    self._saved.append((self._cm, self._font, self._leading))
+                    self._saved.append((self._cm, self._font, self._leading, self._scale))
                 case b"Q" if self._saved:
-                    self._cm, self._font, self._leading = self._saved.pop()
+                    self._cm, self._font, self._leading, self._scale = self._saved.pop()
                 case b"cm":
                     self._cm = _product(_numbers(operands, *_AT_ZERO), self._cm)
                 case b"Tf":
                     self._font = operands[:2]
                 case b"TL":
                     (self._leading,) = _numbers(operands, 0.0)
+                case b"Tz":
+                    (self._scale,) = _numbers(operands, 100.0)
                 case b"BT":
                     self._tm, self._has_moved = _AT_ZERO, False
                 case b"BDC" | b"BMC":
@@ -293,6 +299,9 @@ class _Drawn:
                     self._move(1, 0, 0, 1, 0, -self._leading, of=self._tm)
                     if operator == b"T*":
                         continue
+                    if operator == b'"':
+                        yield operands[-3:-2], b"Tw"
+                        yield operands[-2:-1], b"Tc"
                     operands, operator = operands[-1:], b"Tj"
             if operator in (b"Tj", b"TJ"):
                 if meant := next(filter(None, self._meant), ""):
@@ -300,7 +309,7 @@ class _Drawn:
                         continue
                     operands, operator = [meant], b"Tj"
                     self._meant = [_SAID if one else "" for one in self._meant]
-                elif self._has_moved and self._is_drawn_again(operands):
+                elif self._has_moved and self._is_alone(place) and self._is_drawn_again(operands):
                     continue
                 if self._has_moved:
                     yield list(self._tm), b"Tm"
@@ -310,10 +319,15 @@ class _Drawn:
     def _move(self, *by: float, of: tuple[float, ...]) -> None:
         self._tm, self._has_moved = _product(by, of), True
 
+    def _is_alone(self, place: int) -> bool:
+        """Return whether no text goes on behind the one at this place: of such, all or nothing is dropped."""
+        behind = (self._operations[n][1] for n in range(place + 1, len(self._operations)))
+        return next((one in _MOVES for one in behind if one in _MOVES or one in _SHOWS), True)
+
     def _is_drawn_again(self, operands: list[Any]) -> bool:
         *across, _, _, left, below = _product(self._tm, self._cm)
         name, size = f"{self._font}{operands}", _numbers(self._font[1:], 0.0)[0]
-        near = _NEAR * abs(size) * hypot(*across)
+        near = _NEAR * abs(size) * hypot(*across) * min(abs(self._scale) / 100, 1)
         again = any(
             name == other and abs(left - x) < near and abs(below - y) < near for other, x, y in self._lately
         )
