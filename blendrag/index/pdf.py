@@ -355,6 +355,14 @@ def _product(one: Sequence[float], other: Sequence[float]) -> tuple[float, ...]:
     return a * p + b * r, a * q + b * s, c * p + d * r, c * q + d * s, e * p + f * r + t, e * q + f * s + u
 
 
+def _has_its_signs(font: Any) -> bool:
+    """Return whether pypdf knows a font's signs, and not only their places."""
+    encoding = font.get("/Encoding")
+    if encoding is None:
+        return "/ToUnicode" in font or font["/BaseFont"] == "/Symbol" or font.get("/Subtype") != "/TrueType"
+    return "/ToUnicode" in font or isinstance(encoding.get_object(), DictionaryObject)
+
+
 class _Heard:
     """The texts of a page, as pypdf hears them."""
 
@@ -371,8 +379,9 @@ class _Heard:
             return
         if known := _FONT_OF_SIGNS.fullmatch(str(font.get("/BaseFont")) if font else ""):
             name = " ".join(filter(None, known.groups()))
+            letters = "" if _has_its_signs(font) else name
             with contextlib.suppress(ModuleNotFoundError):  # of blendrag[documents]
-                text = in_letters(text, name, name)
+                text = in_letters(text, letters, letters, name)
         if strong := _STRONG.search(text):
             self._from_right = bool(_FROM_RIGHT.match(strong[0]))
         if self._from_right:

@@ -250,6 +250,28 @@ def test_signs_of_a_pdf_are_those_of_their_font() -> None:
     assert drawn("BT /F1 12 Tf 9 9 Td (m) Tj ET", font="ABCDEF+SymbolMT") == "\u03bc"
 
 
+def test_signs_that_a_pdf_itself_or_its_reader_names_stay_as_they_are() -> None:
+    from pypdf.generic import ArrayObject, DictionaryObject, NameObject, NumberObject
+
+    def text(name: str, encoding: Any = None, to: str = "") -> str:
+        def change(writer: Any) -> None:
+            font = next(iter(writer.pages[0]["/Resources"]["/Font"].values())).get_object()
+            del font["/Encoding"]
+            font[NameObject("/BaseFont")] = NameObject(name)
+            if encoding:
+                font[NameObject("/Encoding")] = encoding
+            if to:
+                names = content_of(f"1 beginbfchar <b4> <{to}> endbfchar")
+                font[NameObject("/ToUnicode")] = writer._add_object(names)
+
+        return rewritten(pdf("3 \\264 4"), change)
+
+    named = DictionaryObject({NameObject("/BaseEncoding"): NameObject("/WinAnsiEncoding")})
+    named[NameObject("/Differences")] = ArrayObject([NumberObject(0xB4), NameObject("/multiply")])
+    assert text("/Symbol") == text("/ABCDEF+SymbolMT", to="00d7") == text("/Symbol", named) == "3 \u00d7 4"
+    assert text("/ABCDEF+SymbolMT", to="f0b4") == "3 \u00d7 4", "no sign of Unicode, but a place in the font"
+
+
 @pytest.mark.parametrize(
     ("encoding", "codec", "text"),
     [
