@@ -216,7 +216,7 @@ def text_of(page: PageObject) -> str:
         kept.append(_write_plainly(page, "/Contents", page))
     _write_forms(page, page, kept)
     heard = _Heard()
-    page.extract_text(visitor_text=heard.text)
+    page.extract_text(visitor_operand_before=heard.operation, visitor_text=heard.text)
     for around, name, given in kept:
         around[name] = given
     return _PARTS_AT.sub("", "".join(heard.texts))
@@ -369,9 +369,19 @@ class _Heard:
     def __init__(self) -> None:
         self.texts: list[str] = []
         self._line: tuple[float, float] | None = None  # its letters' height, and where they stand
+        self._way: tuple[float, float] | None = None  # that it runs
+        self._rise = 0.0
+        self._risen: float | None = None  # how far the next piece is, once its first text is drawn
         self._sign = ""  # of what is raised or lowered just now
         self._begin = 0
         self._from_right = False  # pypdf turns the text around
+
+    def operation(self, operator: bytes, operands: list[Any], *_: Any) -> None:
+        """Take how far a text is raised in its line, which is no move to pypdf."""
+        if operator == b"Ts":
+            (self._rise,) = _numbers(operands, 0.0)
+        elif operator in _SHOWS and self._risen is None:
+            self._risen = self._rise
 
     def text(self, text: str, cm: list[float], tm: list[float], font: Any, size: float) -> None:
         """Take a piece of text, with the signs that its font, its height or its direction stands for."""
@@ -387,8 +397,12 @@ class _Heard:
         if self._from_right:
             text = _NUMBER.sub(lambda number: number[0][::-1], text)
         if text.strip():
-            *_, height, _, place = _product(tm, cm)
-            text = self._with_sign(text, abs(size * height), place)
+            a, b, c, d, e, f = _product((1, 0, 0, 1, 0, self._risen or 0.0), _product(tm, cm))
+            along = hypot(a, b) or 1.0
+            way = round(a / along, 1), round(b / along, 1)
+            self._line, self._way = self._line if way == self._way else None, way
+            text = self._with_sign(text, abs(size * (a * d - b * c)) / along, (a * f - b * e) / along)
+        self._risen = None
         self.texts.append(text)
         if text.endswith("\n"):
             self._line, self._sign = None, ""

@@ -212,6 +212,11 @@ def drawn(*operations: str, font: str = "Helvetica") -> str:
         ("BT 9 9 Td (1) Tj /F1 7 Tf 6.7 5 Td (st) Tj ET", "1st"),
         ("BT 9 9 Td (11) Tj /F1 7 Tf 13.4 -3 Td (2) Tj ET", "11_2"),
         ("BT 9 9 Td (H) Tj /F1 7 Tf 8.7 -3 Td (2) Tj /F1 12 Tf 4 3 Td (O) Tj ET", "H2O"),
+        ("BT 9 9 Td (10) Tj /F1 7 Tf 5 Ts (6) Tj /F1 12 Tf 0 Ts ( m) Tj 28 0 Td (m) Tj ET", "10^6 mm"),
+        ("BT 9 9 Td (11) Tj -3 Ts /F1 7 Tf (2) Tj 0 Ts /F1 12 Tf ( m) Tj ET", "11_2 m"),
+        ("BT 0 1 -1 0 99 9 Tm (10) Tj /F1 7 Tf 0 1 -1 0 94 22.4 Tm (3) Tj ET", "10^3"),
+        ("BT -1 0 0 -1 99 9 Tm (10) Tj /F1 7 Tf -1 0 0 -1 85.6 4 Tm (3) Tj ET", "10^3"),
+        ("BT 1 0 .2 1 9 9 Tm (10) Tj /F1 7 Tf 1 0 .2 1 22.4 9 Tm (3) Tj ET", "103"),
     ],
 )  # fmt: skip
 def test_text_of_a_page_is_what_is_seen_of_it(operations: str, text: str) -> None:
