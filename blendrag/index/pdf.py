@@ -212,9 +212,7 @@ _MOVES = (b"Td", b"TD", b"Tm", b"T*", b"'", b'"', b"BT", b"ET")
 def text_of(page: PageObject) -> str:
     """Return the text layer of a page."""
     kept: list[tuple[Any, NameObject, Any]] = []  # and put back, since what stands in its place fills memory
-    with contextlib.suppress(Exception):  # pypdf fails in its own ways, and again when it reads
-        kept.append(_write_plainly(page, "/Contents", page))
-    _write_forms(page, page, kept)
+    _write_plainly(page, "/Contents", page, kept)
     heard = _Heard()
     page.extract_text(visitor_operand_before=heard.operation, visitor_text=heard.text)
     for around, name, given in kept:
@@ -222,25 +220,23 @@ def text_of(page: PageObject) -> str:
     return _PARTS_AT.sub("", "".join(heard.texts))
 
 
-def _write_plainly(around: Any, name: str, page: PageObject) -> tuple[Any, NameObject, Any]:
-    """Write what is drawn as pypdf reads it. Returns what to put back, and where."""
-    given, key = around.raw_get(name), NameObject(name)
-    plain = ContentStream(given, page.pdf, "bytes")
-    plain.operations = list(_Drawn(plain.operations).operations())
-    if isinstance(drawn := given.get_object(), DictionaryObject):
-        plain.update(drawn)
-    around[key] = plain
-    return around, key, given
-
-
-def _write_forms(around: Any, page: PageObject, kept: list[tuple[Any, NameObject, Any]]) -> None:
-    """Write so what a page draws that others may draw, too."""
-    with contextlib.suppress(Exception):
-        forms = around["/Resources"]["/XObject"]
-        for name, form in list(forms.items()):
-            if form.get_object().get("/Subtype") == "/Form" and not isinstance(form, ContentStream):
-                kept.append(_write_plainly(forms, name, page))
-                _write_forms(forms[name], page, kept)
+def _write_plainly(around: Any, name: str, page: PageObject, kept: list[tuple[Any, NameObject, Any]]) -> None:
+    """Write what is drawn as pypdf reads it, and the forms in it, which others may draw, too."""
+    with contextlib.suppress(Exception):  # pypdf fails in its own ways, and again when it reads
+        given, key = around.raw_get(name), NameObject(name)
+        drawn = given.get_object()
+        if isinstance(drawn, ContentStream) or (around is not page and drawn.get("/Subtype") != "/Form"):
+            return
+        plain = ContentStream(given, page.pdf, "bytes")
+        shows = _SHOWN.search(plain.get_data())  # else it is a figure, which may be long
+        plain.operations = list(_Drawn(plain.operations).operations()) if shows else []
+        if isinstance(drawn, DictionaryObject):
+            plain.update(drawn)
+        around[key] = plain
+        kept.append((around, key, given))
+        source: Any = page if around is page else plain
+        for form in {operands[0] for operands, operator in plain.operations if operator == b"Do"}:
+            _write_plainly(source["/Resources"]["/XObject"], form, page, kept)
 
 
 _Operation = tuple[Any, bytes]

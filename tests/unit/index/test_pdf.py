@@ -242,6 +242,26 @@ def test_what_pages_of_a_pdf_share_is_read_as_they_are() -> None:
     assert rewritten(pdf(twice), share) == "It lifts.\n\nIt lifts."
 
 
+def test_form_is_read_once_where_a_page_draws_it_and_only_if_it_has_text(monkeypatch: Any) -> None:
+    from pypdf.generic import DictionaryObject, NameObject
+
+    def add(writer: Any) -> None:
+        page, forms = writer.pages[0], DictionaryObject()
+        of = {NameObject("/Subtype"): NameObject("/Form"), NameObject("/Resources"): page["/Resources"]}
+        for name, text in (("/X", "Head"), ("/Y", "unseen"), ("/Z", "")):
+            form = content_of(f"BT /F1 12 Tf 9 90 Td ({text}) Tj ET" if text else "0 0 9 9 re f")
+            form.update(of)
+            forms[NameObject(name)] = writer._add_object(form)
+        page[NameObject("/Resources")] = DictionaryObject(page["/Resources"])
+        page["/Resources"][NameObject("/XObject")] = forms
+
+    read: list[Any] = []
+    before = pdfs._Drawn
+    monkeypatch.setattr(pdfs, "_Drawn", lambda operations: read.append(operations) or before(operations))
+    assert rewritten(pdf("It) Tj ET /X Do /Z Do BT /F1 12 Tf 9 9 Td (lifts."), add) == "It\nHead\nlifts."
+    assert len(read) == 2, "the page, and the form"
+
+
 def content_of(operations: str) -> Any:
     from pypdf.generic import DecodedStreamObject
 
