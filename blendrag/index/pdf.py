@@ -32,12 +32,13 @@ _ENCODINGS = (
     ("B5pc", "cp950"),
     ("HKscs-B5", "big5hkscs"),
 )
-with contextlib.suppress(ImportError):  # it is no part of what pypdf promises
+with contextlib.suppress(ImportError, AttributeError, TypeError):  # it is no part of what pypdf promises
     from pypdf._cmap import _predefined_cmap
 
     for _names, _codec in _ENCODINGS:
         for _name in _names.split():
-            _predefined_cmap |= {f"/{_name}-{way}": _codec for way in "HV"}
+            for _way in "HV":
+                _predefined_cmap.setdefault(f"/{_name}-{_way}", _codec)
 
 
 def read_pdf(data: bytes) -> Content:
