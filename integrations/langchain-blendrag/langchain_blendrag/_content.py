@@ -6,7 +6,6 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from mimetypes import guess_type
 from typing import Any
 
 from blendrag import foreign
@@ -112,8 +111,8 @@ def _joined(blocks: Iterable[Any], left_out: Counter[str], streamed: bool) -> st
 def _decoded(block: Mapping[str, Any]) -> str | None:
     """Return the text of a file that is one, if a block holds its bytes."""
     data, kind = block.get("base64") or block.get("data"), block.get("mime_type") or block.get("media_type")
-    if isinstance(more := block.get("extras"), Mapping):  # to LangChain, files in OpenAI's form are PDFs
-        kind = guess_type(str(more.get("filename")))[0] or kind
+    if kind == "application/pdf" and not str(data).startswith("JVBERi"):  # so to LangChain is OpenAI's file
+        kind = "text/plain"
     return foreign.text_of_url(block.get("file_data") or f"data:{kind};base64,{data}")
 
 

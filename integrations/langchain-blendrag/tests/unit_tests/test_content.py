@@ -23,6 +23,7 @@ from langchain_core.messages import (
     ToolMessageChunk,
     message_chunk_to_message,
 )
+from langchain_core.messages.content import create_file_block
 
 from blendrag.chat.answer import Piece
 from blendrag.chat.request import make_request
@@ -193,6 +194,9 @@ def test_what_stands_there_in_another_form_is_passed_over(more: dict[str, Any]) 
         {"type": "media", "data": "aGVsbG8=", "mime_type": "text/plain"},
         {"type": "file", "source_type": "base64", "data": "aGVsbG8=", "mime_type": "text/csv"},
         {"type": "file", "file": {"filename": "a.txt", "file_data": "data:text/plain;base64,aGVsbG8="}},
+        {"type": "file", "file": {"filename": "a.log", "file_data": "data:text/plain;base64,aGVsbG8="}},
+        {"type": "file", "file": {"filename": "README", "file_data": "data:text/plain;base64,aGVsbG8="}},
+        create_file_block(base64="aGVsbG8=", mime_type="text/plain", filename="scan.pdf"),
         {"type": "input_file", "filename": "a.txt", "file_data": "data:text/plain;base64,aGVsbG8="},
     ],
 )
