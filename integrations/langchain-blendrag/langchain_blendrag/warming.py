@@ -45,8 +45,8 @@ def warm(vectorstore: Store, llm: ChatBlend | None, name: str | None = None) -> 
         vectorstore.__class__ = _warm_class(type(vectorstore))  # type: ignore[assignment]
     assert isinstance(vectorstore, WarmingStore), "its class is one now"
     vectorstore.llm = llm
-    if isinstance(vectorstore, _Warm) and (name or not vectorstore._name):
-        vectorstore._name = f"warm/{name}" if name else Collection.volatile(f"warm/{uuid.uuid4().hex}")
+    if isinstance(vectorstore, _Warm) and name:
+        vectorstore.__dict__["_name"] = f"warm/{name}"
     return vectorstore
 
 
@@ -69,10 +69,10 @@ def _warm_class(base: type[VectorStore]) -> type[WarmingStore]:
 
 
 class _Warm(WarmingStore):
-    _name = ""
-
     def _kv_name(self) -> str:
-        return self._name
+        # One that was given no name, or that its class has made, gets its own.
+        name: str = self.__dict__.setdefault("_name", Collection.volatile(f"warm/{uuid.uuid4().hex}"))
+        return name
 
     def _documents(self) -> Mapping[str, Document]:
         return dict(documents_of(self))

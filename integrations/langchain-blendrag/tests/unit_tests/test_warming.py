@@ -262,6 +262,15 @@ def test_named_store_is_known_when_it_is_loaded_again(
     assert loaded.sync().unchanged == 2
 
 
+def test_stores_that_a_warm_class_makes_keep_their_kv_apart(
+    store: Any, embeddings: Any, recorded_llm: Any, recorder: Any
+) -> None:
+    one, other = (type(store).from_texts([text], embeddings) for text in TEXTS[:2])
+    one.llm = other.llm = recorded_llm
+    assert one.sync().added == other.sync().added == 1
+    assert recorder.kept == set(TEXTS[:2])
+
+
 def test_store_that_was_full_before_is_warmed_by_sync(
     plain: VectorStore, recorded_llm: Any, recorder: Any
 ) -> None:
