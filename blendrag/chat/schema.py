@@ -17,6 +17,7 @@ _TOKENS_PER_LEVEL = 32
 _MAX_LEVELS = 8
 _LONGEST_TOKENS = 1 << 17
 _DECIDED = ("enum", "const", "pattern")
+_ALONE = {*_DECIDED, "maxLength", "minLength"}  # keywords beside which no grammar holds to a pattern
 _CLOCK = r"^[^.]*(\.[0-9]{1,6}([^0-9].*)?)?$"
 _DIGITS = {  # of formats that allow any number of them
     "date-time": _CLOCK,
@@ -163,8 +164,9 @@ class Schemas:
             del made["multipleOf"]
         elif "multipleOf" in made and below and kinds and kinds <= {"integer", "number"}:
             return False
-        if made.get("format", "date") not in _FORMATS and (known := _VERSIONS.get(made.pop("format"))):
-            made.setdefault("pattern", known)
+        known = _VERSIONS.get(made.pop("format")) if made.get("format", "date") not in _FORMATS else None
+        if known and made.keys().isdisjoint(_ALONE):
+            made["pattern"] = known
         for bound, sign in _LARGEST.items():
             if sign * made.get(bound, 0) > _LARGEST_NUMBER:
                 made[bound] = sign * _LARGEST_NUMBER

@@ -122,6 +122,14 @@ def test_format_that_only_readers_know_is_dropped(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "own", [{"enum": ["0a1b2c3d-0000-4000-8000-0123456789ab"]}, {"maxLength": 36}, {"pattern": "^3"}]
+)
+def test_format_of_a_uuid_says_nothing_beside_what_decides(own: dict[str, Any]) -> None:
+    schema = {"type": "string", **own}
+    assert json_grammar({**schema, "format": "uuid4"}, 50) == json_grammar(schema, 50)
+
+
+@pytest.mark.parametrize(
     ("schema", "reason"),
     [
         ({"$ref": "https://example.com/place.json"}, "refers to 'https://example.com/place.json'"),
