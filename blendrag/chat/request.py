@@ -258,7 +258,7 @@ def _message(message: Any, refuse: bool) -> dict[str, Any]:
 def in_present_form(message: dict[str, Any]) -> dict[str, Any]:
     """Return a message of OpenAI's with what it says beside its content as its content, if that is empty, and
     a call or a result in the former form of these, which have no ids but names, in the present one. Its parts
-    are each of a kind then, and what else a tool gave is JSON."""
+    are each of a kind then, or media; what a tool gave is JSON if it is neither text nor a list of parts."""
     message = dict(message)
     refusal, audio, call = (message.pop(name, None) for name in ("refusal", "audio", "function_call"))
     if message["role"] == "assistant" and not message.get("content"):
@@ -268,28 +268,36 @@ def in_present_form(message: dict[str, Any]) -> dict[str, Any]:
         message["tool_calls"] = [{"id": call.get("name"), "type": "function", "function": call}]
     if message["role"] == "function":
         message |= {"role": "tool", "tool_call_id": message.get("name")}
-    content, of_tool = message.get("content", ""), message["role"] == "tool"
-    if isinstance(content, list):
-        message["content"] = [*_parts(content, of_tool)]
-    elif of_tool and isinstance(content, dict):
-        message["content"] = json.dumps(content, ensure_ascii=False)
-    elif content is None and message["role"] != "assistant":
+    content = message.get("content", "")
+    if content is None and message["role"] != "assistant":
         message["content"] = ""
+    elif isinstance(content, list) and (message["role"] != "tool" or all(map(_is_part, content))):
+        message["content"] = [*_parts(content)]
+    elif message["role"] == "tool" and not isinstance(content, str):
+        message["content"] = json.dumps(content, ensure_ascii=False)
     return message
 
 
-def _parts(content: list[Any], of_tool: bool) -> Iterator[Any]:
+def _is_part(one: Any) -> bool:
+    """Return whether an item of a list that a tool gave is a part of a message, and no other data."""
+    match one:
+        case str() | {"type": str()} | {"text": str()}:
+            return True
+        case {"audio_url": {}} | {"image_url": {}} | {"input_audio": {}} | {"video_url": {}}:
+            return True
+    return False
+
+
+def _parts(content: list[Any]) -> Iterator[Any]:
     """Yield the parts of a message: texts alone, without a kind, or in a list of their own, as text."""
     for part in content:
         match part:
             case list():
-                yield from _parts(part, of_tool)
+                yield from _parts(part)
             case str():
                 yield {"type": "text", "text": part}
-            case {"text": str()} if "type" not in part and (len(part) == 1 or not of_tool):
+            case {"text": str()} if "type" not in part:
                 yield {"type": "text", **part}
-            case dict() if "type" not in part and of_tool:
-                yield {"type": "text", "text": json.dumps(part, ensure_ascii=False)}
             case _:
                 yield part
 

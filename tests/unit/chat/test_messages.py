@@ -208,7 +208,7 @@ def test_what_was_answered_already_and_what_models_and_tools_showed_ends_no_conv
     shown = {"role": "user", "content": [picture, {"type": "text", "text": "Sky?"}]}
     refused = {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}, {"type": "thinking"}]}
     call = {"role": "assistant", "tool_calls": [{"id": "1", "name": "look", "arguments": {}}]}
-    result = {"role": "tool", "tool_call_id": "1", "content": [picture]}
+    result = {"role": "tool", "tool_call_id": "1", "content": [picture, {"image_url": {"url": "u"}}]}
     with pytest.warns(BlendragWarning, match="left out content of type"):
         texts = [one.get("content") for one in made(shown, refused, say("user", "Sea?"), call, result)]
     assert texts == ["Sky?", "No.", "Sea?", None, ""]
@@ -239,7 +239,12 @@ def test_what_was_answered_already_and_what_models_and_tools_showed_ends_no_conv
         (say("function", "sky", name="look"), say("tool", "sky", name="look", tool_call_id="look")),
         (say("user", ["Sky,", ["sea"], {"text": "or land?"}]), say("user", "Sky,\nsea\nor land?")),
         (say("tool", {"seen": ["sky"]}), say("tool", '{"seen": ["sky"]}')),
-        (say("tool", [{"seen": "sky"}, "sea"]), say("tool", '{"seen": "sky"}\nsea')),
+        (say("tool", [{"seen": "sky"}, "sea"]), say("tool", '[{"seen": "sky"}, "sea"]')),
+        (say("tool", [["sky", 1], ["sea", 2]]), say("tool", '[["sky", 1], ["sea", 2]]')),
+        (say("tool", [1, 2]), say("tool", "[1, 2]")),
+        (say("tool", [{"image_url": "u", "of": 1}]), say("tool", '[{"image_url": "u", "of": 1}]')),
+        (say("tool", True), say("tool", "true")),
+        (say("tool", ["sky", {"text": "se\na", "id": 1}]), say("tool", "sky\nse\na")),
         (say("tool", None), say("tool", "")),
     ],
 )

@@ -173,7 +173,8 @@ def test_part_of_another_providers_leaves_the_conversation_going(
         ("user", None, ""),
         ("tool", None, ""),
         ("tool", {"type": "inn", "of": "Ö"}, '{"type": "inn", "of": "Ö"}'),
-        ("tool", [{"title": "T", "text": "A."}], [{"type": "text", "text": '{"title": "T", "text": "A."}'}]),
+        ("tool", [{"title": "T", "of": [1]}, 2], '[{"title": "T", "of": [1]}, 2]'),
+        ("tool", [{"text": "A."}, {"image_url": {"url": "x"}}], [TEXT_A, {"image_url": {"url": "x"}}]),
     ],
 )
 def test_content_of_looser_clients_is_read_as_it_is_meant(role: str, content: Any, kept: Any) -> None:
