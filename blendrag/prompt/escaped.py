@@ -32,11 +32,16 @@ _HTML = re.compile(r"&(?:amp|lt|gt|quot|apos|nbsp|#[0-9]{1,7}|#[xX][0-9a-fA-F]{1
 
 @dataclass(frozen=True, slots=True)
 class _Escape:
-    """A way of escaping: the mark of texts that may have it, its escapes, the character that each is for."""
+    """A way of escaping: the mark of texts that may have it, its escapes, the character that each is for.
+    shown: what stands in each text that does, where the mark says too little."""
 
     mark: str
     pattern: re.Pattern[str]
     sign: Callable[[re.Match[str]], str]
+    shown: str = ""
+
+    def may_be_in(self, text: str) -> bool:
+        return self.mark in text and re.search(self.shown, text) is not None
 
 
 class _Unescaped:
@@ -46,7 +51,7 @@ class _Unescaped:
     def __init__(self, text: str, escape: _Escape, outer: _Unescaped | None = None) -> None:
         self._outer, self._longer, self._signs = outer, [0], list[int]()
         pieces, at, longer = list[str](), 0, 0
-        for match in escape.pattern.finditer(text) if escape.mark in text else ():
+        for match in escape.pattern.finditer(text) if escape.may_be_in(text) else ():
             begin, end = match.span()
             pieces += text[at:begin], escape.sign(match)
             self._signs.append(begin - longer)
@@ -100,14 +105,21 @@ def _string_sign(escape: re.Match[str]) -> str:
     return chr(int(escape[escape.lastindex or 0], 16))
 
 
-# By the blanks that JSON, YAML and Markdown indent by, whose numbered lists have three.
-_INDENTED = tuple("\n" + " " * width for width in (2, 3, 4, 6, 8))
 _IN_STRING = _Escape("\\", _STRING, _string_sign)
+
+
+def _line_end(mark: str, shown: str = "") -> _Escape:
+    return _Escape(mark, re.compile(mark), lambda _: "\n", shown)
+
+
 _ESCAPES = (
     _IN_STRING,
     _Escape("&", _HTML, lambda escape: unescape(escape[0])[:1] or "\ufffd"),  # of no letter
-    *(_Escape(mark, re.compile(mark), lambda _: "\n") for mark in (*_INDENTED, "\n\t", "\r\n")),
+    # By the blanks that JSON, YAML and Markdown indent by, whose lists have three: some line has no more.
+    *(_line_end("\n" + " " * width, f"\n {{{width}}}(?! )") for width in (2, 3, 4, 6, 8)),
+    *map(_line_end, ("\n\t", "\r\n")),
     _Escape("\n>", re.compile("\n> ?"), lambda _: "\n"),
     _Escape("\u00a0", re.compile("\u00a0"), lambda _: " "),
-    _Escape('""', re.compile('""'), lambda _: '"'),  # of CSV
+    # Of CSV: beside a word, else it is an empty cell, or the third quote of a docstring is behind it.
+    _Escape('""', re.compile('""'), lambda _: '"', r'""(?:(?<!""")(?=\w)|(?<=\w"")(?!"))'),
 )

@@ -220,3 +220,19 @@ def test_prompt_without_marks_is_not_searched_twice(known: Recogniser, monkeypat
     assert find_escaped("An ordinary prompt, R&D & C:\\Users and all. " * 300, known, ()) == []
     with pytest.raises(AssertionError):
         find_escaped("&amp;" * 4, known, ())
+
+
+@pytest.mark.parametrize(
+    ("text", "times"),
+    [
+        ("if it:\n        go()\n" * 30, 1), ('def f():\n    """Go there."""\n' * 30, 1),
+        ('1,"",x\n' * 30, 0), ('1,"it is ""never"" said",x\n' * 30, 1),
+    ],
+)  # fmt: skip
+def test_prompt_is_searched_for_what_its_lines_show_alone(
+    text: str, times: int, known: Recogniser, monkeypatch: Any
+) -> None:
+    searched = list[str]()
+    monkeypatch.setattr(known, "find", lambda text, **_: searched.append(text) or [])
+    find_escaped(text, known, ())
+    assert len(searched) == times
