@@ -192,7 +192,9 @@ def class_schema(schema: Any) -> Any:
     do not have."""
     if isinstance(schema, Mapping):
         return {
-            "anyOf" if name == "oneOf" and isinstance(one, list) else name: class_schema(one)
+            "anyOf"
+            if name == "oneOf" and isinstance(one, list) and "anyOf" not in schema
+            else name: class_schema(one)
             for name, one in schema.items()
             if (name, one) != ("uniqueItems", True)
             and not (name == "multipleOf" and isinstance(one, int | float) and _below_zero(schema))

@@ -389,6 +389,8 @@ def test_class_tells_by_itself_which_of_a_union_is_meant() -> None:
     schema = {"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 3}], "title": "Union"}
     grammar = json_grammar(class_schema(schema), 100)
     assert held(grammar, '"ab"') and not held(grammar, "1")
+    both = {"anyOf": [{"type": "string"}], "oneOf": [{"minLength": 1}]}
+    assert class_schema(both) == both
     assert class_schema({"properties": {"oneOf": {"type": "string"}}})["properties"].keys() == {"oneOf"}
 
 
