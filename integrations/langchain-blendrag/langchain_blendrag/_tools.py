@@ -180,7 +180,7 @@ def _lost_in_part(schema: Any) -> dict[str, Any] | None:
     if _is_model(schema) and hasattr(schema, "model_json_schema"):
         schema = schema.model_json_schema()
     if _is_value(schema):  # LangChain's asks for the arguments of its constructor, or fails
-        schema = TypeAdapter(schema).json_schema()
+        return TypeAdapter(schema).json_schema()
     if not isinstance(schema, dict):
         return None
     if not schema.keys() & _OF_FUNCTIONS and not {"title", "properties"} <= schema.keys():

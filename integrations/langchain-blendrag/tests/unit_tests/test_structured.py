@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
-from typing import Annotated, Any, Literal, NotRequired, Required, TypedDict
+from typing import Annotated, Any, Generic, Literal, NotRequired, Required, TypedDict, TypeVar
 
 import pytest
 from langchain_core.exceptions import OutputParserException
@@ -259,6 +260,14 @@ def test_field_of_a_typed_dict_may_be_left_out_or_null_where_it_says_so(
     assert "dict" not in str(grammar)  # whose own docstring stands for one that there is not
 
 
+T = TypeVar("T")
+
+
+@dataclass
+class Pair(Generic[T]):
+    both: list[T]
+
+
 class Day(Enum):
     """A day of the week."""
 
@@ -274,6 +283,8 @@ class Day(Enum):
         (Literal["low", "high"], '"low"', "low", "enum"),
         (list[Office], f"[{WHOLE}]", [Office(**VALUES)], "items"),
         (Tags | Office, WHOLE, Office(**VALUES), "anyOf"),
+        (Annotated[Office, "of ours"], WHOLE, Office(**VALUES), "properties"),
+        (Pair[int], '{"both": [1, 2]}', Pair([1, 2]), "properties"),
         (Office | None, "null", None, "anyOf"),
         (int, "7", 7, "type"),
     ],
