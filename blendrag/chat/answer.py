@@ -84,6 +84,11 @@ class Answer:
         """The number of the answer's tokens."""
         return self.usage.output
 
+    @property
+    def named_calls(self) -> tuple[ToolCall, ...]:
+        """The calls, and behind them those of tools that there are not, as agents tell the model so."""
+        return (*self.tool_calls, *(one.call for one in self.invalid_tool_calls if one.call))
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for JSON."""
         return {**asdict(self), "tokens": self.tokens}

@@ -191,10 +191,8 @@ def chat_result(answers: Sequence[Answer]) -> ChatResult:
 
 
 def _calls(answer: Answer) -> tuple[list[ToolCall], list[InvalidToolCall]]:
-    """Return the calls of an answer, and those that are none. A call of a tool that there is not is a call:
-    agents tell the model so, but would end with an invalid one."""
-    unknown = [one.call for one in answer.invalid_tool_calls if one.call]
-    return [*answer.tool_calls, *unknown], [one for one in answer.invalid_tool_calls if not one.call]
+    """Return the calls of an answer, and those that are none, with which agents would end."""
+    return [*answer.named_calls], [one for one in answer.invalid_tool_calls if not one.call]
 
 
 def _message(answer: Answer, usage: UsageMetadata) -> AIMessage:

@@ -165,7 +165,7 @@ def test_call_that_another_class_wrote_is_read(more: dict[str, Any]) -> None:
 @pytest.mark.parametrize("id", ["tool_call_id", "call_id", "tool_use_id", "toolUseId"])
 def test_result_names_its_call_as_another_class_wrote_it(id: str) -> None:
     message = ChatMessage("", role="assistant", additional_kwargs=CALLS[0])
-    _, answered = read(message, ChatMessage("4", role="tool", additional_kwargs={id: "c1"}))
+    _, answered = read(message, ChatMessage("4", role="tool", additional_kwargs={id: "c1", "id": "own"}))
     assert (answered["tool_call_id"], answered["name"]) == ("c1", "look")
 
 

@@ -58,7 +58,7 @@ def plain_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
         if role == "assistant" and (thought := _thinking_of(message)):
             one["reasoning_content"] = thought
         if role == "tool":
-            one["tool_call_id"] = id = _id_in(message.additional_kwargs)
+            one["tool_call_id"] = id = _id_in(message.additional_kwargs, _IDS[:-1])  # the last is its own
             if name := message.additional_kwargs.get("name") or called.get(id):
                 one["name"] = name
         plain.append(one)
@@ -67,8 +67,8 @@ def plain_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
 
 def assistant_message(answer: Answer, unknown: bool) -> ChatMessage:
     """Return the model's answer. Calls are blocks; and, for code that looks there, in ``additional_kwargs``
-    as OpenAI writes them. unknown: also those of tools that there are not, as agents tell the model so."""
-    calls = [*answer.tool_calls, *(one.call for one in answer.invalid_tool_calls if one.call and unknown)]
+    as OpenAI writes them. unknown: also those of tools that there are not."""
+    calls = answer.named_calls if unknown else answer.tool_calls
     blocks = message_blocks(answer.reasoning, answer.text if answer.text or not calls else None)
     blocks += [
         ToolCallBlock(tool_call_id=call.id, tool_name=call.name, tool_kwargs=call.arguments) for call in calls
@@ -164,8 +164,8 @@ def _foreign_call(written: Any) -> dict[str, Any]:
     return _call(_id_in(call), str(name or ""), arguments)
 
 
-def _id_in(fields: Mapping[str, Any]) -> str:
-    return str(next((fields[name] for name in _IDS if fields.get(name)), ""))
+def _id_in(fields: Mapping[str, Any], names: Sequence[str] = _IDS) -> str:
+    return str(next((fields[name] for name in names if fields.get(name)), ""))
 
 
 def _fields(value: Any) -> dict[str, Any]:
