@@ -28,7 +28,6 @@ from langchain_blendrag._content import CALLS, is_media, kind_of, text_of
 
 if TYPE_CHECKING:
     from blendrag import Answer, Piece
-    from blendrag.chat.calls import InvalidToolCall, ToolCall
 
 PROVIDER = "blendrag"
 
@@ -190,18 +189,17 @@ def chat_result(answers: Sequence[Answer]) -> ChatResult:
     return ChatResult(generations=[ChatGeneration(message=_message(answer, usage)) for answer in answers])
 
 
-def _calls(answer: Answer) -> tuple[list[ToolCall], list[InvalidToolCall]]:
-    """Return the calls of an answer, and those that are none, with which agents would end."""
-    return [*answer.named_calls], [one for one in answer.invalid_tool_calls if not one.call]
+def _invalid(answer: Answer) -> list[Any]:
+    """Return the calls that have no name or arguments: an agent ends where it gets one."""
+    return [one for one in answer.invalid_tool_calls if not one.call]
 
 
 def _message(answer: Answer, usage: UsageMetadata) -> AIMessage:
-    calls, invalid = _calls(answer)
     return AIMessage(
         content=answer.text,
         additional_kwargs=_thinking(answer.reasoning),
-        tool_calls=[tool_call(name=c.name, args=c.arguments, id=c.id) for c in calls],
-        invalid_tool_calls=[invalid_tool_call(args=c.text, error=c.reason) for c in invalid],
+        tool_calls=[tool_call(name=c.name, args=c.arguments, id=c.id) for c in answer.named_calls],
+        invalid_tool_calls=[invalid_tool_call(args=c.text, error=c.reason) for c in _invalid(answer)],
         usage_metadata=usage,
         response_metadata=response_metadata(answer),
     )
@@ -216,19 +214,18 @@ def chat_chunks(piece: Piece) -> Iterator[ChatGenerationChunk]:
         if piece.text or piece.reasoning:
             yield ChatGenerationChunk(message=AIMessageChunk(**said))
         return
-    calls, invalid = _calls(answer)
     # A line why it is no call, then what came: LangChain completes a text that begins as JSON to a call, and
     # has no other place for the reason.
     none = [
         tool_call_chunk(args=f"{c.reason}\n{c.text}", index=index)
-        for index, c in enumerate(invalid, len(calls))
+        for index, c in enumerate(_invalid(answer), len(answer.named_calls))
     ]
     if none:
         yield ChatGenerationChunk(message=AIMessageChunk(**said, tool_call_chunks=none))
         said = {"content": ""}
     whole = [  # only those are known to be calls
         tool_call_chunk(name=c.name, args=json.dumps(c.arguments, ensure_ascii=False), id=c.id, index=index)
-        for index, c in enumerate(calls)
+        for index, c in enumerate(answer.named_calls)
     ]
     last = AIMessageChunk(
         **said,
