@@ -28,7 +28,8 @@ _LAST = "CAST(X'FF' AS TEXT)"  # sorts after every character: no UTF-8 has this 
 _REMEMBERED = 10_000  # changes; a process that has missed more reads all texts again
 
 _LISTED = "(SELECT value FROM json_each(?))"  # for any number of values
-_BOUND = 10_000  # values of one query; SQLite takes 32,766
+# The same for names, see _named.
+_NAMED = "(SELECT replace(replace(value, '%00', char(0)), '%25', '%') FROM json_each(?))"
 
 _NO_FORM = "key NOT IN (SELECT key FROM forms)"
 
@@ -207,9 +208,9 @@ class Catalogue(CatalogueFile):
     def only_of(self, *owners: str) -> list[str]:
         """Return the keys that nobody else owns: what :meth:`release` of them all would return."""
         return self._keys(
-            f"SELECT DISTINCT key FROM owners AS own WHERE owner IN {_LISTED} AND NOT EXISTS"
-            f" (SELECT 1 FROM owners AS other WHERE other.key = own.key AND other.owner NOT IN {_LISTED})",
-            (listed := json.dumps(owners), listed),
+            f"SELECT DISTINCT key FROM owners AS own WHERE owner IN {_NAMED} AND NOT EXISTS"
+            f" (SELECT 1 FROM owners AS other WHERE other.key = own.key AND other.owner NOT IN {_NAMED})",
+            (named := _named(owners), named),
         )
 
     def chunks_of(self, owner: str) -> list[Chunk]:
@@ -273,12 +274,9 @@ class Catalogue(CatalogueFile):
 
     def owned(self, owners: Iterable[str]) -> set[str]:
         """Return those of ``owners`` that have chunks."""
-        listed, found = list(owners), set[str]()
-        for begin in range(0, len(listed), _BOUND):  # values of JSON end at a NUL, which names may have
-            some = listed[begin : begin + _BOUND]
-            marks = ", ".join("?" * len(some))
-            found.update(self._keys(f"SELECT DISTINCT owner FROM owners WHERE owner IN ({marks})", some))
-        return found
+        return set(
+            self._keys(f"SELECT DISTINCT owner FROM owners WHERE owner IN {_NAMED}", (_named(owners),))
+        )
 
     def kept(self, prefix: str) -> list[Kept]:
         """Return the chunks of the owners whose name begins with ``prefix``: those whose KV is not there yet
@@ -369,6 +367,11 @@ class Catalogue(CatalogueFile):
     def _among(self, keys: Iterable[str], condition: str) -> set[str]:
         query = f"SELECT key FROM records WHERE {condition} key IN {_LISTED}"
         return set(self._keys(query, (json.dumps(list(keys)),)))
+
+
+def _named(owners: Iterable[str]) -> str:
+    """Return names for a query: SQLite ends values of JSON at a NUL, which names may have."""
+    return json.dumps([owner.replace("%", "%25").replace("\0", "%00") for owner in owners])
 
 
 def _packed(ids: Sequence[int]) -> bytes:

@@ -198,8 +198,17 @@ def test_owners_with_a_prefix_are_those_and_no_others(catalogue: Catalogue, pref
         catalogue.register(name, rows("k"))
     assert set(catalogue.owners(prefix)) == {name for name in names if name.startswith(prefix)}
     assert catalogue.owned([prefix, "a%", "nobody"]) == names & {prefix}
-    catalogue.register("a\0b", rows("k"))
-    assert catalogue.owned(["a\0b", "b\0", *map(str, range(20_000))]) == {"a\0b"}
+
+
+def test_owners_are_told_apart_whatever_signs_are_in_their_names(catalogue: Catalogue) -> None:
+    names = ["a", "a\0b", "a\0", "a%00b", "a%", "a%\0", "a%25", "\0", "\0%00", "\U0010ffff"]
+    for key, name in enumerate(names):
+        catalogue.register(name, rows(str(key), "shared"))
+    others = list(map("{}\0".format, range(40_000)))
+    for key, name in enumerate(names):
+        assert catalogue.owned([name, *others, "b\0"]) == {name}
+        assert catalogue.only_of(name, *others) == [str(key)]
+    assert sorted(catalogue.only_of(*others, *names)) == [*map(str, range(len(names))), "shared"]
 
 
 def test_used_chunks_are_listed_last_also_if_the_clock_was_set_back(catalogue: Catalogue) -> None:
