@@ -37,10 +37,14 @@ _AMONG_OTHERS = re.compile(rf"{_BROKEN}[^\0-\x7f]|[^\0-\x7f]{_BROKEN}")
 # In XML, in the first two lines of source code, in the heading of gettext's catalogues.
 _DECLARED = re.compile(
     rb"""\s*<\?xml\b[^<>]*?\bencoding\s*=\s*["']([\w.:-]+)"""
-    rb"""|(?:[^\n]*\n)?[#%;/*-][^\n]{0,100}?coding[:=]\s*([\w.-]+)"""
+    rb"""|(?:[^\n]*\n)?[ \t]*(?:#|%|;|/\*|//|\*|--)[^\n]{0,100}?\b(?:file)?(?:en)?coding[:=]\s*([\w.-]+)"""
+    rb"""(?=[ \t]*(?:[;:*\r\n]|-\*-|$))"""
     rb"""|[\s\S]{0,4000}?"Content-Type:[^\n]{0,100}?\bcharset=([\w.:-]+)\\n\""""
 )
-_NOT_TAKEN = re.compile(r"utf|unicode|(us-)?ascii|x-user", re.IGNORECASE)  # declared of what is none
+# Declared of what is none. What ISO 2022 and HZ write is ASCII.
+_NOT_TAKEN = re.compile(
+    r"utf|unicode|(us-)?ascii|x-user|(cs)?iso.?2022|hz|replacement|undefined", re.IGNORECASE
+)
 CONTROL = bytes(set(range(32)) - set(b"\t\n\v\f\r\x1b")) + b"\x7f"
 
 
@@ -74,7 +78,7 @@ def _decode(data: bytes, declared: str) -> str:
     if not declared and (found := _DECLARED.match(data)):
         declared = str(found[found.lastindex or 0], "ascii")
     if declared and not _NOT_TAKEN.match(declared):
-        with contextlib.suppress(LookupError):
+        with contextlib.suppress(LookupError, UnicodeError):
             return data.decode(_encoding(declared), errors="replace")
     return data.decode(_detected(_ASCII.sub(b"\n", data)[:_SAMPLE]), errors="replace")
 
@@ -101,11 +105,13 @@ def _joined(halves: re.Match[bytes]) -> bytes:
 
 
 def _encoding(declared: str) -> str:
-    """Return the encoding that browsers take this name for, which is often a larger one; else Python's."""
+    """Return the encoding that browsers take this name for, which is often a larger one, or the name that
+    Python has for it; else Python's."""
     with needs("blendrag[index]"):
         import turbohtml.detect  # registers these encodings
-    with contextlib.suppress(LookupError):
-        return f"whatwg-{turbohtml.parse(b'', encoding=declared).encoding}"
+    for name_of in (str, lambda name: codecs.lookup(name).name):
+        with contextlib.suppress(LookupError):
+            return f"whatwg-{turbohtml.parse(b'', encoding=name_of(declared)).encoding}"
     return declared
 
 
@@ -132,25 +138,29 @@ def _detected(sample: bytes) -> str:
         return western
     words = {word for word in _WORD.findall(sample) if not word.isascii() and word.translate(None, _HIGH)}
     odd = {
-        encoding: sum(_is_odd(word.decode(encoding, "replace")) for word in words)
-        for encoding in (western, *_OTHERS)
+        encoding: sum(_is_odd(word.decode(encoding, "replace"), between) for word in words)
+        for encoding, between in {western: _BETWEEN, **dict.fromkeys(_OTHERS, _BETWEEN_OTHERS)}.items()
     }
     return min(odd, key=odd.__getitem__) if odd[western] > max(1, len(words) // 2) else western
 
 
-def _is_odd(word: str) -> bool:
+def _is_odd(word: str, between: re.Pattern[str]) -> bool:
     """Return whether signs or capitals stand within a word, as those of another encoding do."""
     return not all(
         part.isascii() or (part.isalpha() and (part.islower() or part.isupper() or part.istitle()))
-        for part in (part.lstrip(_BEFORE).rstrip(_BEHIND) for part in _BETWEEN.split(word))
+        for part in (part.lstrip(_BEFORE).rstrip(_BEHIND) for part in between.split(word))
     )
 
 
 _OTHERS = ("mac_roman", "cp850", "cp852")  # Excel on a Mac, DOS
 _HIGH = bytes(range(128, 256))
 _WORD = re.compile(rb"[A-Za-z\x80-\xff]+")
-_BETWEEN = re.compile("[‘’“”–—…·\xa0\xad]")
-_BEFORE, _BEHIND = "„‚«»‹›¿¡©°•§", "«»‹›®™©°²³¹ªº"
+# Signs that part words, and capitals that begin one within a name. Where the others have them, most of these
+# are letters of western text.
+_BETWEEN = re.compile("[‘’“”–—…·×÷±²³¹´®\xa0\xad]|(?=[ÀÁÂÄÅÇÈÉÊËÍÖØÙÚÜ][a-zß-ÿ])")
+_BETWEEN_OTHERS = re.compile("[’–—]")
+_BEFORE = "‘“„‚«»‹›¿¡©°ºª•µ€£¢¤¥§¶†‡¼½¾"
+_BEHIND = "’”…«»‹›®™©°²³¹ªº€£¢¤¥§¶†‡¼½¾"
 # It says nothing, however much of it stands before the first letter. Its first byte may be the end of one.
 _ASCII = re.compile(rb"(?<=[\0-\x7f])[\0-\x7f]{64,}")
 _LONE_SIGN = re.compile(rb"(?<![A-Za-z\x80-\xff])[\xa1-\xbf](?![\x80-\xff])")

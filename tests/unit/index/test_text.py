@@ -36,7 +36,21 @@ from blendrag.index.text import Unusable, decode
         ("L’employé présente sa carte à l’entrée : être à l’hôtel, ça va.", "mac_roman"),
         ("Verzeichnis von C:\\Büro: Rechnung für Müller.txt, Größe verfügbar", "cp850"),
         ("Zawartość katalogu: ważne, święto, źródło, później", "cp852"),
+        ("The café’s menu… and so on… “naïve”", "mac_roman"),
+        ("La información está en el año próximo, según José", "cp850"),
         ("TotalÉnergies pays the café’s menu", "cp1252"),
+        ("TotalÉnergies and CentraleÉlectrique", "cp1252"),
+        ("getMúsica() setMenúDia()", "cp1252"),
+        ("letzteÄnderung; datumÄnderung", "cp1252"),
+        ("antallØre, sumØre", "cp1252"),
+        ("totalÓrdenes;fechaÓrdenes", "cp1252"),
+        ("Annual report (in €m). Net debt €bn 3.", "cp1252"),
+        ("Revenue was 5 M€ and the cost 20 k€", "cp1252"),
+        ("A matrix of N×M, a box of L×W×H in mm.", "cp1252"),
+        ("Authors: Smith†, Jones‡, Miller† and Brown", "cp1252"),
+        ("abs§2 §a C§ ¶a ¶b", "cp1252"),
+        ("Capacitors: 10 µF, 22 µF; 2½h, 3¼h, ¼lb", "cp1252"),
+        ("2 W/m²K, 3 kg/m³K; Windows®XP, Office®Pro; it´s, don´t; 1ºC", "cp1252"),
         ("he said “yes”—then left; “no”—then came", "cp1252"),
         ("Names what a page declares: <meta charset=big5>, a café", "cp1252"),
     ],
@@ -59,6 +73,17 @@ msgid "open"
 msgstr "otwórz gęś"
 """
     assert decode(catalogue.encode("iso8859-2")) == catalogue
+    for form in (
+        "/*\n * -*- coding: {} -*-",
+        "# vim: set fileencoding={} :",
+        "% encoding: {}",
+        "-- coding: {}",
+    ):
+        code = form.format("iso8859-2") + "\nfee = gęś\n"
+        assert decode(code.encode("iso8859-2")) == code
+    for line in ("- Decoding: mac notes", "- Vocoding: big5 for", "# encoding: big5 notes"):
+        prose = f"{line}, für alle Bücher der Straße\n"
+        assert decode(prose.encode("cp1252")) == prose, "it is no declaration"
     about = 'A café has # coding: big5 in its menu.\n"Content-Type" is charset=big5\n'
     assert decode(about.encode("cp1252")) == about, "it is mentioned"
 
@@ -72,6 +97,8 @@ msgstr "otwórz gęś"
         ("windows-874", "กรุงเทพ", "cp874"),
         ("ISO-8859-8-I", "שלום", "iso8859_8"),
         ("cp850", "Jürgen", "cp850"),
+        ("latin-1", "für Bücher 30 €", "cp1252"),
+        ("iso8859_9", "Işık 30 €", "cp1254"),
     ],
 )
 def test_declared_encoding_is_what_browsers_take_it_for(declared: str, text: str, encoding: str) -> None:
@@ -81,6 +108,14 @@ def test_declared_encoding_is_what_browsers_take_it_for(declared: str, text: str
 @pytest.mark.parametrize("declared", ["utf-16", "klingon", "utf-8", "hex"])
 def test_wrong_declaration_costs_no_text(declared: str) -> None:
     assert decode("Größe".encode(), declared) == "Größe"
+
+
+@pytest.mark.parametrize(
+    "declared", ["iso-2022-kr", "hz-gb-2312", "replacement", "undefined", "idna", "punycode"]
+)
+def test_declaration_that_cannot_be_followed_costs_no_text(declared: str) -> None:
+    code = f"# coding: {declared}\nfür alle Bücher\n"
+    assert decode(code.encode("cp1252")) == code
 
 
 @pytest.mark.parametrize("damage", [b"\xff", b"\xc3", "é".encode("latin-1")])
