@@ -19,7 +19,7 @@ _SEPARATORS = [
     re.compile(pattern)
     for pattern in (
         rf"\n\s*\n(?:{_HEADING})*",
-        r"\n",
+        r"(?<!\n)\n(?!\s*\n)",
         r"(?<=[.!?।؟۔])\s|(?:(?<=[。！？])|(?<=[。！？][」』”’）》]))(?![。！？」』”’）》])",
         r"\s",
     )
@@ -122,8 +122,8 @@ class Splitter:
         # A character of several tokens is one position to all of them, so that no cut falls inside it.
         first, last = max(starts[budget // 2], start + 1), max(starts[budget], start + 1)
         for separator in _SEPARATORS:
-            found = (match.start() for match in separator.finditer(text, start, last + 1))
-            ends = [end for end in found if end >= first]
+            found = (match.start() for match in separator.finditer(text, start, last + 2))
+            ends = [end for end in found if first <= end <= last]
             if ends:
                 return ends[-1]
         return _letter_start(text, last, first)
