@@ -63,14 +63,14 @@ def read_yaml(data: bytes) -> Content:
     return Content(_IN_QUOTES.sub(lambda quoted: _OF_YAML.sub(_unfolded, quoted[0]), decode(data)))
 
 
-_IN_QUOTES = re.compile(r'(?<=[\s\[{,])"[^"\\]*(?:\\[\s\S][^"\\]*)+"')
+_IN_QUOTES = re.compile(r'(?:(?<=: )|(?<=- )|(?<=[\[{,:])|(?<=[\[{,] ))"[^"\\]*(?:\\[\s\S][^"\\]*)*"')
 _OF_YAML = re.compile(
-    rf"\\\n[ \t]*|\\[ _]|\\x[0-9A-Fa-f]{{2}}|\\U00(?:0[0-9A-Fa-f]|10)[0-9A-Fa-f]{{4}}|{_ESCAPED.pattern}"
+    rf"\\\n[ \t]*|\\x[0-9A-Fa-f]{{2}}|\\U00(?:0[0-9A-Fa-f]|10)[0-9A-Fa-f]{{4}}|{_ESCAPED.pattern}"
 )
 
 
 def _unfolded(found: re.Match[str]) -> str:
-    return {"\n": "", " ": " ", "_": "\xa0"}.get(found[0][1], _sign(found))
+    return "" if found[0][1] == "\n" else _sign(found)
 
 
 def read_xml(data: bytes) -> Content:
@@ -152,7 +152,7 @@ _TEXT = (
     ".cs", ".fs", ".vb", ".swift", ".dart", ".scala", ".clj", ".hs", ".ml", ".ex", ".exs", ".erl", ".lua",
     ".r", ".jl", ".pl", ".m", ".zig", ".nim", ".f90", ".tf", ".hcl", ".bicep", ".nix", ".cmake", ".mk",
     ".prisma", ".sol", ".proto", ".cu", ".diff", ".patch", ".doc", ".xls", ".psv", ".prn", ".lst", ".err",
-    ".man", ".roff", ".texi", ".sty", ".cls", ".bst", ".rmarkdown", ".rnw", ".rd", ".pod", ".rdoc", ".puml",
+    ".man", ".roff", ".texi", ".sty", ".cls", ".bst", ".rnw", ".rd", ".pod", ".rdoc", ".puml",
     ".mmd", ".dot", ".ris", ".nbib", ".enw", ".ass", ".ssa", ".sbv", ".lrc", ".ttml", ".pot", ".strings",
     ".resx", ".xlf", ".xliff", ".tmx", ".plist", ".tei", ".dbk", ".docbook", ".nxml", ".kml", ".gpx",
     ".wsdl", ".xsl", ".xslt", ".dtd", ".rdf", ".ttl", ".ldif", ".ledger", ".journal", ".beancount", ".vcs",
@@ -170,7 +170,9 @@ _JSON = (
 )  # fmt: skip
 READERS: dict[str, Reader] = {
     **dict.fromkeys(_TEXT, read_text),
-    **dict.fromkeys((".md", ".markdown", ".mdown", ".mdx", ".mkd", ".qmd", ".rmd"), read_markdown),
+    **dict.fromkeys(
+        (".md", ".markdown", ".mdown", ".mdx", ".mkd", ".qmd", ".rmd", ".rmarkdown"), read_markdown
+    ),
     **dict.fromkeys((".html", ".htm", ".xhtml"), read_html),
     **dict.fromkeys(_JSON, read_escaped),
     **dict.fromkeys((".yaml", ".yml"), read_yaml),
@@ -206,8 +208,12 @@ _ENCODED = re.compile(
     rb"^Content-(?:Type:\s*multipart/|Transfer-Encoding:\s*(?:base64|quoted-printable)\b)", re.I | re.M
 )
 _PATCHES = (".patch", ".diff")
-_SAYING_NOTHING = {"", ".doc", ".xls"}  # programs save tables and pages so
-_SUFFIX = re.compile(r"\.[A-Za-z]\S*")  # not in "Notes of 1. May" or "app.log.1"
+# Programs save tables and pages so, and templates may be whole pages.
+_SAYING_NOTHING = {
+    "", ".doc", ".xls", ".jsp", ".cshtml", ".tpl", ".tmpl", ".erb", ".twig", ".hbs", ".ejs", ".jinja", ".j2",
+    ".http", ".dot", ".err", ".man",
+}  # fmt: skip
+_SUFFIX = re.compile(r"\.(?:[A-Za-z]|\d[a-z])\S*")  # not in "Notes of 1. May" or "app.log.1"
 
 
 def find_reader(suffix: str, head: bytes, default: Reader | None = None) -> Reader | None:

@@ -86,7 +86,7 @@ def _understood(limits: Limits, cls: type[BaseModel], body: Any, read: Callable[
             match body.get("tools"):
                 case []:  # as clients without tools send it, which always send a list
                     del body["tools"]
-                    if body.get("tool_choice") == AUTO:
+                    if body.get("tool_choice") in (AUTO, {"type": AUTO}):
                         del body["tool_choice"]
                 case [*tools]:
                     body["tools"] = [_with_parameters(tool) for tool in tools]

@@ -60,7 +60,7 @@ def _call(call: Any) -> Any:
     if not isinstance(function, dict):
         return call
     arguments, name = function.get("arguments"), function.get("name")
-    written = arguments if isinstance(arguments, str) else json.dumps(arguments or {})
+    written = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
     known = {"id": call.get("id") or name, "type": call.get("type") or "function"}
     return {**call, **known, "function": {**function, "arguments": written}}
 

@@ -82,10 +82,22 @@ rest: ["\\\\xFC \x41\x22\x85\L\u2028", 5" \xFC, \d+\xFC]
 """.replace(rb"\\\\", rb"\\")
     text = content(data, suffix).text
     assert text == (
-        'city: "M\u00fcnchen \u4e2d\U0001f600 Gr\u00f6\u00dfe 20\xa0EUR: \\"\u00e4\\"\\n"\n'
+        'city: "M\u00fcnchen \u4e2d\U0001f600 Gr\u00f6\u00dfe\\ 20\\_EUR: \\"\u00e4\\"\\n"\n'
         r'rest: ["\\xFC A\x22\x85\L\u2028", 5" \xFC, \d+\xFC]'
         "\n"
     )
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'sep: ", "\npath: ^\\/api\\/v1\\_x\nname: "b"\n',
+        b'doc: |\n  Use "snake\\_case" or "C:\\x86\\_new" here\n',
+        b'# say "a\\_b"\nx: 1\n',
+    ],
+)
+def test_yaml_outside_double_quotes_is_its_source(data: bytes) -> None:
+    assert content(data, ".yaml").text == data.decode()
 
 
 PROLOG = b"<?xml version='1.0'?>"
@@ -174,7 +186,7 @@ def test_text_that_mentions_or_holds_another_format_is_text() -> None:
     page = b"<!doctype html><p>x</p>"
     for suffix in (".txt", ".md", ".xml", ".py"):
         assert content(page, suffix).text == page.decode()
-    for suffix in ("", ".html", ".shtml", ".xls"):  # other programs save tables so
+    for suffix in ("", ".html", ".shtml", ".xls", ".jsp", ".j2", ".http"):  # other programs save tables so
         assert content(page, suffix).text == "x"
     table = b"<table><tr><td>x</table>\n\n- a\n- b\n"
     assert content(table, "").text == table.decode(), "a README, perhaps"
@@ -194,6 +206,7 @@ def test_unknown_suffix_without_a_known_beginning_has_no_reader() -> None:
     assert find_reader(".svg", b"<?xml version='1.0'?><svg>") is None, "a picture"
     assert find_reader(".png", b"\x89PNG") is None
     assert find_reader(".tla", b"text") is None
+    assert find_reader(".7z", b"7z") is None
     assert find_reader(".tla", b"text", read_text) is read_text
 
 

@@ -216,7 +216,9 @@ def test_tool_without_parameters_has_none_that_a_template_could_look_into(spelli
     assert read_tool.function.parameters == {"type": "object", "properties": {}}
 
 
-@pytest.mark.parametrize("choice", [{}, {"tool_choice": "auto"}, {"tool_choice": "none"}])
+@pytest.mark.parametrize(
+    "choice", [{}, {"tool_choice": "auto"}, {"tool_choice": {"type": "auto"}}, {"tool_choice": "none"}]
+)
 def test_list_of_no_tools_is_none(choice: dict[str, Any]) -> None:
     request = read(CHAT, tools=[], **choice)
     assert not request.tools and request.tool_choice == "none"
