@@ -182,7 +182,7 @@ def test_content_of_looser_clients_is_read_as_it_is_meant(role: str, content: An
     assert read(CHAT, messages=[message]).messages[0]["content"] == kept
 
 
-@pytest.mark.parametrize("arguments", [{"arguments": {"x": 1}}, {"arguments": '{"x": 1}'}, {}])
+@pytest.mark.parametrize("arguments", [{"arguments": {"x": "Ö"}}, {"arguments": '{"x": "Ö"}'}, {}])
 @pytest.mark.parametrize("named", [{}, {"id": None, "type": None}, {"id": "1", "type": "function"}])
 def test_call_of_a_history_is_read_however_much_of_its_form_it_has(
     arguments: dict[str, Any], named: dict[str, Any]
@@ -190,7 +190,7 @@ def test_call_of_a_history_is_read_however_much_of_its_form_it_has(
     said = {"role": "assistant", "tool_calls": [{**named, "function": {"name": "look", **arguments}}]}
     (call,) = read(CHAT, messages=[said]).messages[0]["tool_calls"]
     assert (call["id"], call["type"]) == (named.get("id") or "look", "function")
-    assert call["function"]["arguments"] == ('{"x": 1}' if arguments else "{}")
+    assert call["function"]["arguments"] == ('{"x": "Ö"}' if arguments else "{}")
 
 
 def test_message_of_any_age_of_openais_keeps_its_words_and_calls() -> None:
