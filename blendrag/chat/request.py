@@ -271,21 +271,24 @@ def in_present_form(message: dict[str, Any]) -> dict[str, Any]:
     content = message.get("content", "")
     if content is None and message["role"] != "assistant":
         message["content"] = ""
-    elif isinstance(content, list) and (message["role"] != "tool" or all(map(_is_part, content))):
+    elif isinstance(content, list) and (message["role"] != "tool" or _are_parts(content)):
         message["content"] = [*_parts(content)]
     elif message["role"] == "tool" and not isinstance(content, str):
-        message["content"] = json.dumps(content, ensure_ascii=False)
+        message["content"] = json.dumps(content, ensure_ascii=False, default=str)
     return message
 
 
-def _is_part(one: Any) -> bool:
-    """Return whether an item of a list that a tool gave is a part of a message, and no other data."""
-    match one:
-        case str() | {"type": str()} | {"text": str()}:
-            return True
-        case {"audio_url": {}} | {"image_url": {}} | {"input_audio": {}} | {"video_url": {}}:
-            return True
-    return False
+def _are_parts(content: list[Any]) -> bool:
+    """Return whether a list that a tool gave holds texts alone or some part of a message; else it is data."""
+    keys = [one.keys() if isinstance(one, dict) else {type(one)} for one in content]
+    return all(each <= _OF_TEXT for each in keys) or any(
+        each <= _MEDIA or ("type" in each and isinstance(one["type"], str))
+        for one, each in zip(content, keys, strict=True)
+    )
+
+
+_OF_TEXT = {str, "text", "annotations", "cache_control"}
+_MEDIA = {"audio_url", "image_embeds", "image_pil", "image_url", "input_audio", "video_url"}
 
 
 def _parts(content: list[Any]) -> Iterator[Any]:

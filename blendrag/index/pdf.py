@@ -250,10 +250,10 @@ class _Drawn:
     def __init__(self, operations: list[_Operation]) -> None:
         self._operations = operations
         self._cm = self._tm = _AT_ZERO
-        self._leading = 0.0
+        self._leading = self._rise = 0.0
         self._scale = 100.0  # across, of a hundred
         self._font: list[Any] = []
-        self._saved: list[tuple[tuple[float, ...], list[Any], float, float]] = []
+        self._saved: list[tuple[Any, ...]] = []
         self._meant: list[str] = []  # what marked content stands for, outermost first
         self._has_moved = False
         self._lately: deque[tuple[str, float, float]] = deque(maxlen=_LATELY)
@@ -267,15 +267,17 @@ class _Drawn:
         for place, (operands, operator) in enumerate(self._operations):
             match operator:
                 case b"q":
-                    self._saved.append((self._cm, self._font, self._leading, self._scale))
+                    self._saved.append((self._cm, self._font, self._leading, self._scale, self._rise))
                 case b"Q" if self._saved:
-                    self._cm, self._font, self._leading, self._scale = self._saved.pop()
+                    self._cm, self._font, self._leading, self._scale, self._rise = self._saved.pop()
                 case b"cm":
                     self._cm = _product(_numbers(operands, *_AT_ZERO), self._cm)
                 case b"Tf":
                     self._font = operands[:2]
                 case b"TL":
                     (self._leading,) = _numbers(operands, 0.0)
+                case b"Ts":
+                    (self._rise,) = _numbers(operands, 0.0)
                 case b"Tz":
                     (self._scale,) = _numbers(operands, 100.0)
                 case b"BT":
@@ -323,7 +325,7 @@ class _Drawn:
 
     def _is_drawn_again(self, operands: list[Any]) -> bool:
         *across, _, _, left, below = _product(self._tm, self._cm)
-        name, size = f"{self._font}{operands}", _numbers(self._font[1:], 0.0)[0]
+        name, size = f"{self._font}{self._rise} {operands}", _numbers(self._font[1:], 0.0)[0]
         near = _NEAR * abs(size) * hypot(*across) * min(abs(self._scale) / 100, 1)
         again = any(
             name == other and abs(left - x) < near and abs(below - y) < near for other, x, y in self._lately

@@ -115,11 +115,11 @@ def _line_end(mark: str, shown: str = "") -> _Escape:
 _ESCAPES = (
     _IN_STRING,
     _Escape("&", _HTML, lambda escape: unescape(escape[0])[:1] or "\ufffd"),  # of no letter
-    # By the blanks that JSON, YAML and Markdown indent by, whose lists have three: some line has no more.
-    *(_line_end("\n" + " " * width, f"\n {{{width}}}(?! )") for width in (2, 3, 4, 6, 8)),
-    *map(_line_end, ("\n\t", "\r\n")),
+    *map(_line_end, ("\n  ", "\n    ", "\n\t", "\r\n")),  # JSON's, YAML's and Markdown's indentation
+    # Of lists, and nested: some line has no more, or code would be searched for all of them.
+    *(_line_end("\n" + " " * width, f"\n {{{width}}}(?! )") for width in (3, 6, 8)),
     _Escape("\n>", re.compile("\n> ?"), lambda _: "\n"),
     _Escape("\u00a0", re.compile("\u00a0"), lambda _: " "),
     # Of CSV: beside a word, else it is an empty cell, or the third quote of a docstring is behind it.
-    _Escape('""', re.compile('""'), lambda _: '"', r'""(?:(?<!""")(?=\w)|(?<=\w"")(?!"))'),
+    _Escape('""', re.compile('""'), lambda _: '"', r'""(?:(?<!""")(?=\w)|(?<=[^\s,;"]"")(?!"))'),
 )

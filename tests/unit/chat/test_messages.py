@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from datetime import date
 from typing import Any
 
 import pytest
@@ -208,7 +209,11 @@ def test_what_was_answered_already_and_what_models_and_tools_showed_ends_no_conv
     shown = {"role": "user", "content": [picture, {"type": "text", "text": "Sky?"}]}
     refused = {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}, {"type": "thinking"}]}
     call = {"role": "assistant", "tool_calls": [{"id": "1", "name": "look", "arguments": {}}]}
-    result = {"role": "tool", "tool_call_id": "1", "content": [picture, {"image_url": {"url": "u"}}]}
+    result = {
+        "role": "tool",
+        "tool_call_id": "1",
+        "content": [picture, {"image_url": "u"}, {"of": b"1"}, None],
+    }
     with pytest.warns(BlendragWarning, match="left out content of type"):
         texts = [one.get("content") for one in made(shown, refused, say("user", "Sea?"), call, result)]
     assert texts == ["Sky?", "No.", "Sea?", None, ""]
@@ -244,7 +249,9 @@ def test_what_was_answered_already_and_what_models_and_tools_showed_ends_no_conv
         (say("tool", [1, 2]), say("tool", "[1, 2]")),
         (say("tool", [{"image_url": "u", "of": 1}]), say("tool", '[{"image_url": "u", "of": 1}]')),
         (say("tool", True), say("tool", "true")),
-        (say("tool", ["sky", {"text": "se\na", "id": 1}]), say("tool", "sky\nse\na")),
+        (say("tool", [{"text": "sea", "id": 1}]), say("tool", '[{"text": "sea", "id": 1}]')),
+        (say("tool", ["sky", {"text": "se\na"}]), say("tool", "sky\nse\na")),
+        (say("tool", {"on": date(2026, 1, 2)}), say("tool", '{"on": "2026-01-02"}')),
         (say("tool", None), say("tool", "")),
     ],
 )

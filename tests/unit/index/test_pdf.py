@@ -213,6 +213,7 @@ def drawn(*operations: str, font: str = "Helvetica") -> str:
         ("BT 9 9 Td (11) Tj /F1 7 Tf 13.4 -3 Td (2) Tj ET", "11_2"),
         ("BT 9 9 Td (H) Tj /F1 7 Tf 8.7 -3 Td (2) Tj /F1 12 Tf 4 3 Td (O) Tj ET", "H2O"),
         ("BT 9 9 Td (10) Tj /F1 7 Tf 5 Ts (6) Tj /F1 12 Tf 0 Ts ( m) Tj 28 0 Td (m) Tj ET", "10^6 mm"),
+        ("BT 9 9 Td (T) Tj /F1 7 Tf 5 Ts 7.4 0 Td (2) Tj -3 Ts 0 0 Td (2) Tj ET", "T^22"),
         ("BT 9 9 Td (11) Tj -3 Ts /F1 7 Tf (2) Tj 0 Ts /F1 12 Tf ( m) Tj ET", "11_2 m"),
         ("BT 0 1 -1 0 99 9 Tm (10) Tj /F1 7 Tf 0 1 -1 0 94 22.4 Tm (3) Tj ET", "10^3"),
         ("BT -1 0 0 -1 99 9 Tm (10) Tj /F1 7 Tf -1 0 0 -1 85.6 4 Tm (3) Tj ET", "10^3"),

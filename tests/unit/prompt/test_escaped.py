@@ -94,6 +94,9 @@ SHAPES: dict[str, Callable[[dict[str, str]], str]] = {
     ),
     "nested in YAML": lambda texts: "- documents:\n    - |\n" + textwrap.indent(joined(texts), " " * 6),
     "CSV": lambda texts: "".join('"' + text.replace('"', '""') + '",1\n' for text in texts.values()),
+    "list of code": lambda texts: "".join(
+        f"- {textwrap.indent(text, '  ').strip()}\n" for text in texts.values()
+    ),
     "quoted": lambda texts: "".join(f"> {line}\n" for line in ["", *joined(texts, "\n\n").split("\n")]),
     "loosely quoted": lambda texts: "documents:\n" + textwrap.indent(joined(texts), ">", lambda line: True),
     "Windows": lambda texts: joined(texts).replace("\n", "\r\n"),
@@ -225,8 +228,8 @@ def test_prompt_without_marks_is_not_searched_twice(known: Recogniser, monkeypat
 @pytest.mark.parametrize(
     ("text", "times"),
     [
-        ("if it:\n        go()\n" * 30, 1), ('def f():\n    """Go there."""\n' * 30, 1),
-        ('1,"",x\n' * 30, 0), ('1,"it is ""never"" said",x\n' * 30, 1),
+        ("if it:\n        go()\n" * 30, 3), ('def f():\n    """Go there."""\n' * 30, 2),
+        ('1,"",x\n' * 30, 0), ('1,"it is ""never"" said",x\n' * 30, 1), ('"""So!"" he said.",1\n' * 30, 1),
     ],
 )  # fmt: skip
 def test_prompt_is_searched_for_what_its_lines_show_alone(
