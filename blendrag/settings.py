@@ -10,11 +10,11 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import yaml  # type: ignore[import-untyped]  # comes with pydantic-settings[yaml]
 from platformdirs import user_cache_path
-from pydantic import Field, JsonValue, ValidationError, field_validator, model_validator
+from pydantic import BeforeValidator, Field, JsonValue, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
@@ -26,7 +26,6 @@ from pydantic_settings import (
 
 from blendrag.choice import Choice, count
 from blendrag.errors import ConfigError
-from blendrag.files.paths import path_text
 from blendrag.former import FORMER, up_to_date
 from blendrag.machine import codec_for_kv, memory_for_kv
 from blendrag.models import DEFAULT_EMBEDDER, DEFAULT_MODEL
@@ -37,6 +36,10 @@ from blendrag.text import encodable
 
 T = TypeVar("T")
 SharedPrefix = Literal["none", "start", "system"]
+ModelName = Annotated[
+    str, BeforeValidator(lambda value: os.fspath(value) if isinstance(value, os.PathLike) else value)
+]
+"""The type of a field for a model's name or folder; a path object becomes its text."""
 
 # What `reasoning_parser` and `tool_parser` may be besides vLLM's names.
 AUTO_PARSER, NO_PARSER = "auto", "none"
@@ -73,11 +76,11 @@ class Settings(BlendOverrides, BaseSettings):
     model_config = SettingsConfigDict(env_prefix="BLENDRAG_", extra="forbid", frozen=True)
 
     # Model and engine
-    model: str = Field(
+    model: ModelName = Field(
         DEFAULT_MODEL,
         description="Model: the packaged default, a folder, or a hub id; for an index, its own unless given.",
     )
-    lora: str | None = Field(
+    lora: ModelName | None = Field(
         None, description="Folder or hub id of a LoRA adapter that is merged into the model's weights."
     )
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
@@ -109,7 +112,7 @@ class Settings(BlendOverrides, BaseSettings):
     # Ingest
     chunk_tokens: int = Field(512, ge=8, description="Chunk size in the model's own tokens.")
     chunk_overlap: int = Field(0, ge=0, description="Tokens that neighbouring chunks share.")
-    embedder: str = Field(
+    embedder: ModelName = Field(
         DEFAULT_EMBEDDER,
         description="Model that texts are searched by: the packaged default, or of sentence-transformers.",
     )
@@ -158,11 +161,6 @@ class Settings(BlendOverrides, BaseSettings):
         None, ge=1, description="Longest answer, thinking included; None: the rest of the window."
     )
     temperature: float = Field(0.0, ge=0.0, description="Randomness of sampling; 0 is greedy.")
-
-    @field_validator("model", "embedder", "lora", mode="before")
-    @classmethod
-    def _folders_are_named(cls, value: Any) -> Any:
-        return path_text(value)
 
     @field_validator("*")
     @classmethod

@@ -86,7 +86,7 @@ class Answer:
 
     @property
     def named_calls(self) -> tuple[ToolCall, ...]:
-        """The calls, and behind them those of tools that there are not, as agents tell the model so."""
+        """The calls and, behind them, those of unknown tools, of which an agent tells the model."""
         return (*self.tool_calls, *(one.call for one in self.invalid_tool_calls if one.call))
 
     def to_dict(self) -> dict[str, Any]:

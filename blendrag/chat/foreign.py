@@ -7,22 +7,17 @@ import re
 import warnings
 from base64 import b64decode
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Annotated, Any
+from typing import Any
 from urllib.parse import unquote_to_bytes
-
-from pydantic import BeforeValidator
 
 from blendrag.chat.request import AUTO, NONE, REQUIRED, RequestOptions
 from blendrag.engine.client.generation import Grammar
 from blendrag.errors import BlendragWarning, ConfigError
-from blendrag.files.paths import path_text
 from blendrag.former import ENGINE_ARGUMENTS
 from blendrag.former import FORMER as _MOVED
 from blendrag.names import closest
 from blendrag.settings import RENAMED
-
-ModelName = Annotated[str, BeforeValidator(path_text)]
-"""A field's type that holds the name of a model; a path object becomes its text."""
+from blendrag.settings import ModelName as ModelName
 
 ALIASES = {
     "allow_parallel_tool_calls": "parallel_tool_calls",
@@ -191,10 +186,9 @@ def class_schema(schema: Any) -> Any:
     (``oneOf``), and it checks ``multipleOf`` where its bounds name negative numbers, whose multiples grammars
     do not have."""
     if isinstance(schema, Mapping):
+        one_of = "anyOf" if isinstance(schema.get("oneOf"), list) and "anyOf" not in schema else "oneOf"
         return {
-            "anyOf"
-            if name == "oneOf" and isinstance(one, list) and "anyOf" not in schema
-            else name: class_schema(one)
+            (one_of if name == "oneOf" else name): class_schema(one)
             for name, one in schema.items()
             if (name, one) != ("uniqueItems", True)
             and not (name == "multipleOf" and isinstance(one, int | float) and _below_zero(schema))

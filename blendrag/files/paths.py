@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 
 def absolute(path: str) -> str:
@@ -17,8 +16,3 @@ def absolute(path: str) -> str:
         return os.path.normpath(os.path.join(here, path)) if named else os.path.abspath(path)
     except OSError:
         return path
-
-
-def path_text(value: Any) -> Any:
-    """Return a path object as its text, and anything else as it is: a folder may be named by either."""
-    return os.fspath(value) if isinstance(value, os.PathLike) else value

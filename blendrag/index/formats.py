@@ -6,15 +6,18 @@ A reader raises :class:`Unusable` when the file holds no text it can use.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from binascii import a2b_qp
 from collections.abc import Callable
 from html import unescape
 
+import yaml  # type: ignore[import-untyped]  # comes with pydantic-settings[yaml]
+
 from blendrag.errors import BlendragError, needs
 from blendrag.index.text import CONTROL, Content, Unusable, decode
 
-READER_VERSION = 12
+READER_VERSION = 13
 """The version of what the readers make of the same bytes: raise it with each change."""
 
 HEAD_BYTES = 8192
@@ -59,18 +62,25 @@ _NUMBER = re.compile("[0-9A-Fa-f]{2,}")
 
 
 def read_yaml(data: bytes) -> Content:
-    """Read YAML with the letters in place of what quotes may have for them, where lines may part a word."""
-    return Content(_IN_QUOTES.sub(lambda quoted: _OF_YAML.sub(_unfolded, quoted[0]), decode(data)))
+    """Read YAML with the letters in place of what double quotes may have for them, where lines may part a
+    word; what is no YAML stays as it is."""
+    text, pieces, at = decode(data), list[str](), 0
+    with contextlib.suppress(yaml.YAMLError):
+        for token in yaml.scan(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+            if isinstance(token, yaml.ScalarToken) and token.style == '"':
+                begin, end = token.start_mark.index, token.end_mark.index
+                pieces += text[at:begin], _OF_YAML.sub(_unfolded, text[begin:end])
+                at = end
+    return Content("".join((*pieces, text[at:])))
 
 
-_IN_QUOTES = re.compile(r'(?:(?<=: )|(?<=- )|(?<=[\[{,:])|(?<=[\[{,] ))"[^"\\]*(?:\\[\s\S][^"\\]*)*"')
 _OF_YAML = re.compile(
-    rf"\\\n[ \t]*|\\x[0-9A-Fa-f]{{2}}|\\U00(?:0[0-9A-Fa-f]|10)[0-9A-Fa-f]{{4}}|{_ESCAPED.pattern}"
+    rf"\\\n[ \t]*|\\[ _]|\\x[0-9A-Fa-f]{{2}}|\\U00(?:0[0-9A-Fa-f]|10)[0-9A-Fa-f]{{4}}|{_ESCAPED.pattern}"
 )
 
 
 def _unfolded(found: re.Match[str]) -> str:
-    return "" if found[0][1] == "\n" else _sign(found)
+    return {"\n": "", " ": " ", "_": "\xa0"}.get(found[0][1], _sign(found))
 
 
 def read_xml(data: bytes) -> Content:
@@ -143,27 +153,25 @@ def _refused(reason: str) -> Reader:
 _refuse_mail = _refused("mail or web archive: save its text alone as .txt, its page as .html")
 _TEXT = (
     "", ".txt", ".text", ".log", ".rst", ".adoc", ".asciidoc", ".org", ".wiki", ".mediawiki", ".textile",
-    ".typ", ".tex", ".bib", ".srt", ".vtt", ".csv", ".tsv", ".tab", ".json", ".jsonl", ".ndjson", ".jsonc",
-    ".json5", ".geojson", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".conf", ".properties", ".xml", ".rss",
-    ".atom", ".opml", ".dita", ".xsd", ".ics", ".vcf", ".po", ".sql", ".graphql", ".gql", ".sh", ".bash",
-    ".zsh", ".fish", ".ps1", ".psm1", ".bat", ".py", ".pyi", ".js", ".mjs", ".cjs", ".ts", ".mts", ".cts",
-    ".jsx", ".tsx", ".vue", ".svelte", ".astro", ".css", ".scss", ".sass", ".less", ".java", ".kt", ".kts",
-    ".groovy", ".gradle", ".go", ".rs", ".rb", ".php", ".c", ".h", ".cc", ".hh", ".cpp", ".cxx", ".hpp",
-    ".cs", ".fs", ".vb", ".swift", ".dart", ".scala", ".clj", ".hs", ".ml", ".ex", ".exs", ".erl", ".lua",
-    ".r", ".jl", ".pl", ".m", ".zig", ".nim", ".f90", ".tf", ".hcl", ".bicep", ".nix", ".cmake", ".mk",
-    ".prisma", ".sol", ".proto", ".cu", ".diff", ".patch", ".doc", ".xls", ".psv", ".prn", ".lst", ".err",
-    ".man", ".roff", ".texi", ".sty", ".cls", ".bst", ".rnw", ".rd", ".pod", ".rdoc", ".puml",
-    ".mmd", ".dot", ".ris", ".nbib", ".enw", ".ass", ".ssa", ".sbv", ".lrc", ".ttml", ".pot", ".strings",
-    ".resx", ".xlf", ".xliff", ".tmx", ".plist", ".tei", ".dbk", ".docbook", ".nxml", ".kml", ".gpx",
-    ".wsdl", ".xsl", ".xslt", ".dtd", ".rdf", ".ttl", ".ldif", ".ledger", ".journal", ".beancount", ".vcs",
-    ".cnf", ".reg", ".cmd", ".awk", ".sed", ".tcl", ".ksh", ".csh", ".psd1", ".vbs", ".bas", ".asm", ".f",
-    ".for", ".f77", ".f95", ".f03", ".cob", ".cbl", ".pas", ".adb", ".ads", ".v", ".sv", ".vhd", ".vhdl",
-    ".lisp", ".el", ".scm", ".rkt", ".cljs", ".cljc", ".edn", ".fsx", ".fsi", ".mli", ".elm", ".purs",
-    ".coffee", ".pug", ".hbs", ".ejs", ".twig", ".jinja", ".j2", ".erb", ".tmpl", ".tpl", ".jsp", ".cshtml",
-    ".csproj", ".sln", ".props", ".mm", ".hxx", ".inl", ".cuh", ".ino", ".glsl", ".hlsl", ".wgsl", ".gd",
-    ".pyx", ".pxd", ".pyw", ".thrift", ".fbs", ".idl", ".yang", ".ddl", ".pls", ".pkb", ".pks", ".hql",
-    ".cql", ".cypher", ".rego", ".jsonnet", ".tfvars", ".bzl", ".sbt", ".rake", ".gemspec", ".dockerfile",
-    ".robot", ".http", ".ado", ".sas", ".sps", ".lean", ".agda", ".thy",
+    ".typ", ".tex", ".bib", ".srt", ".vtt", ".csv", ".tsv", ".tab", ".json5", ".toml", ".ini", ".cfg",
+    ".conf", ".xsd", ".po", ".sql", ".graphql", ".gql", ".sh", ".bash", ".zsh", ".fish", ".ps1", ".psm1",
+    ".bat", ".py", ".pyi", ".js", ".mjs", ".cjs", ".ts", ".mts", ".cts", ".jsx", ".tsx", ".vue", ".svelte",
+    ".astro", ".css", ".scss", ".sass", ".less", ".java", ".kt", ".kts", ".groovy", ".gradle", ".go", ".rs",
+    ".rb", ".php", ".c", ".h", ".cc", ".hh", ".cpp", ".cxx", ".hpp", ".cs", ".fs", ".vb", ".swift", ".dart",
+    ".scala", ".clj", ".hs", ".ml", ".ex", ".exs", ".erl", ".lua", ".r", ".jl", ".pl", ".m", ".zig", ".nim",
+    ".f90", ".tf", ".hcl", ".bicep", ".nix", ".cmake", ".mk", ".prisma", ".sol", ".proto", ".cu", ".diff",
+    ".patch", ".doc", ".xls", ".psv", ".prn", ".lst", ".err", ".man", ".roff", ".texi", ".sty", ".cls",
+    ".bst", ".rnw", ".rd", ".pod", ".rdoc", ".puml", ".mmd", ".dot", ".ris", ".nbib", ".enw", ".ass", ".ssa",
+    ".sbv", ".lrc", ".ttml", ".pot", ".strings", ".resx", ".xlf", ".xliff", ".tmx", ".plist", ".tei", ".dbk",
+    ".docbook", ".nxml", ".kml", ".gpx", ".wsdl", ".xsl", ".xslt", ".dtd", ".rdf", ".ttl", ".ldif", ".ledger",
+    ".journal", ".beancount", ".vcs", ".cnf", ".reg", ".cmd", ".awk", ".sed", ".tcl", ".ksh", ".csh", ".psd1",
+    ".vbs", ".bas", ".asm", ".f", ".for", ".f77", ".f95", ".f03", ".cob", ".cbl", ".pas", ".adb", ".ads",
+    ".v", ".sv", ".vhd", ".vhdl", ".lisp", ".el", ".scm", ".rkt", ".cljs", ".cljc", ".edn", ".fsx", ".fsi",
+    ".mli", ".elm", ".purs", ".coffee", ".pug", ".hbs", ".ejs", ".twig", ".jinja", ".j2", ".erb", ".tmpl",
+    ".tpl", ".jsp", ".cshtml", ".csproj", ".sln", ".props", ".mm", ".hxx", ".inl", ".cuh", ".ino", ".glsl",
+    ".hlsl", ".wgsl", ".gd", ".pyx", ".pxd", ".pyw", ".thrift", ".fbs", ".idl", ".yang", ".ddl", ".pls",
+    ".pkb", ".pks", ".hql", ".cql", ".cypher", ".rego", ".jsonnet", ".tfvars", ".bzl", ".sbt", ".rake",
+    ".gemspec", ".dockerfile", ".robot", ".http", ".ado", ".sas", ".sps", ".lean", ".agda", ".thy",
 )  # fmt: skip
 _JSON = (
     ".json", ".jsonl", ".ndjson", ".jsonc", ".jsonld", ".geojson", ".har", ".webmanifest", ".properties"

@@ -245,7 +245,7 @@ _AT_ZERO: tuple[float, ...] = (1.0, 0.0, 0.0, 1.0, 0.0, 0.0)
 
 
 class _Drawn:
-    """What a page draws, as pypdf reads it: each text at its place, once."""
+    """The operations of a page, written so that pypdf reads each text at its place, once."""
 
     def __init__(self, operations: list[_Operation]) -> None:
         self._operations = operations

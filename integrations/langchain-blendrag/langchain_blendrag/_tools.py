@@ -54,13 +54,17 @@ def _function(tool: Any) -> dict[str, Any]:
         tool = {**tool, "input_schema": tool["inputSchema"]}
     if isinstance(tool, dict) and {"name", "properties"} <= tool.keys():
         tool = _json_schema(tool)
-    made = convert_to_openai_tool(_with_optional_fields(tool, {}))
+    kind = _class_of(tool)
+    made = convert_to_openai_tool(
+        tool
+        if isinstance(tool, BaseTool)
+        else _with_optional_fields(kind, {})  # it may have a name of its own
+    )
     given = tool if isinstance(tool, Mapping) else made
     if given.get("type", "function") not in ("function", "object") and "input_schema" not in given:
         raise ConfigError(f"tool {given['type']!r} is another provider's own: give a function")
     if "function" not in made:
         made = {"type": "function", "function": {name: made[name] for name in made if name != "type"}}
-    kind = _class_of(tool)
     if (whole := _lost_in_part(kind)) is not None:
         made["function"]["parameters"] = whole
     return made if isinstance(kind, Mapping) else foreign.class_schema(made)
@@ -95,9 +99,10 @@ def _json_schema(schema: Any) -> dict[str, Any]:
     if isinstance(schema, dict) and schema.keys() & _OF_FUNCTIONS == {"name"}:  # to LangChain, a function
         schema = {**schema, "title": schema["name"]}
         del schema["name"]
-    whole = _lost_in_part(_class_of(schema))
+    kind = _class_of(schema)
+    whole = _lost_in_part(kind)
     if whole is None:
-        whole = convert_to_json_schema(_with_optional_fields(schema, {}))
+        whole = convert_to_json_schema(_with_optional_fields(kind, {}))
     made = {"title": getattr(schema, "__name__", "answer"), **whole}
     return made if isinstance(schema, Mapping) else foreign.class_schema(made)
 

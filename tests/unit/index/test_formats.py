@@ -15,6 +15,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -79,12 +80,13 @@ def test_word_that_yaml_escapes_and_folds_is_whole(suffix: str) -> None:
   \xDFe\
   \ 20\_EUR: \"\xE4\"\n"
 rest: ["\\\\xFC \x41\x22\x85\L\u2028", 5" \xFC, \d+\xFC]
+"k\xE9y": !!str "\xE9"
 """.replace(rb"\\\\", rb"\\")
     text = content(data, suffix).text
     assert text == (
-        'city: "M\u00fcnchen \u4e2d\U0001f600 Gr\u00f6\u00dfe\\ 20\\_EUR: \\"\u00e4\\"\\n"\n'
+        'city: "M\u00fcnchen \u4e2d\U0001f600 Gr\u00f6\u00dfe 20\xa0EUR: \\"\u00e4\\"\\n"\n'
         r'rest: ["\\xFC A\x22\x85\L\u2028", 5" \xFC, \d+\xFC]'
-        "\n"
+        '\n"k\u00e9y": !!str "\u00e9"\n'
     )
 
 
@@ -94,10 +96,16 @@ rest: ["\\\\xFC \x41\x22\x85\L\u2028", 5" \xFC, \d+\xFC]
         b'sep: ", "\npath: ^\\/api\\/v1\\_x\nname: "b"\n',
         b'doc: |\n  Use "snake\\_case" or "C:\\x86\\_new" here\n',
         b'# say "a\\_b"\nx: 1\n',
+        b"re: 'match \"a\\/b\\_c\\ d\"'\nsep: ', \" '\nat: '\\x41'\n",
     ],
 )
 def test_yaml_outside_double_quotes_is_its_source(data: bytes) -> None:
     assert content(data, ".yaml").text == data.decode()
+
+
+@given(st.recursive(st.text(), lambda part: st.lists(part) | st.dictionaries(st.text(), part), max_leaves=6))
+def test_yaml_means_what_it_meant(value: object) -> None:
+    assert yaml.safe_load(content(yaml.safe_dump(value).encode(), ".yaml").text) == value
 
 
 PROLOG = b"<?xml version='1.0'?>"
