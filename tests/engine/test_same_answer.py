@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from blendrag.engine.client.generation import Delta, Sampling
+from one_engine import ENGINE
 from workbench import FIRST, Bench, Prompt
 
 pytestmark = pytest.mark.engine
@@ -81,6 +82,17 @@ def test_everything_recomputed_is_the_engines_own_prefill(
     bench: Bench, prompt: Prompt, rounding: float
 ) -> None:
     assert_same(bench.plain(prompt, TEXT), bench.blended(prompt, TEXT, ratio=1.0), rounding)
+
+
+def test_seed_gives_the_same_answer_to_a_prompt_in_parts_as_to_one_that_is_blended_or_known(
+    bench: Bench,
+) -> None:
+    """What the engine samples behind a part of a prompt, and discards, takes nothing from the seed."""
+    prompt, drawn = bench.prompt(bench.pieces[:6]), Sampling(max_tokens=8, temperature=1.0, seed=5)
+    assert len(prompt.token_ids) > ENGINE["engine_args"]["max_num_batched_tokens"]
+    in_parts = bench.plain(prompt, drawn)
+    known = bench.engine.generate(prompt.token_ids, drawn)
+    assert bench.blended(prompt, drawn, ratio=1.0).token_ids == in_parts.token_ids == known.token_ids
 
 
 def test_others_beside_it_do_not_change_it(bench: Bench, prompt: Prompt) -> None:

@@ -8,10 +8,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+import numpy as np
 from vllm import SamplingParams, exceptions
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 from vllm.v1.sample.logits_processor.interface import BatchUpdate, LogitsProcessor
+
+from blendrag.engine.compat.platform import is_cpu
 
 try:
     from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsContext
@@ -162,3 +165,23 @@ def output_ids_not_read(runner: Any) -> None:
     cannot know, and would make every step of asynchronous scheduling wait for the last step's ids."""
     if hasattr(runner, "input_batch"):  # the second one does not keep the ids on the host
         runner.input_batch.logitsprocs_need_output_token_ids = False
+
+
+def discard_without_seeds(runner: Any) -> None:
+    """Have vLLM's first model runner on a CPU sample what it discards, behind a part of a prompt, without the
+    generator of a request's seed: it would turn that back next, which those of CPUs cannot do, and end the
+    engine. The second one does without generators."""
+    if not (is_cpu() and hasattr(runner, "discard_request_mask")):
+        return
+    sample = runner.sample_tokens
+
+    def sample_tokens(*args: Any) -> Any:
+        generators: dict[int, Any] = runner.input_batch.generators
+        parts = np.flatnonzero(runner.discard_request_mask.np[: runner.input_batch.num_reqs])
+        discarded = {int(row): generators.pop(row) for row in parts if row in generators}
+        try:
+            return sample(*args)
+        finally:
+            generators |= discarded
+
+    runner.sample_tokens = sample_tokens

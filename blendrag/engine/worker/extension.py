@@ -15,6 +15,7 @@ from blendrag.engine.compat.groups import groups_of_runner
 from blendrag.engine.compat.model import LoadedWorker, leave_rows_whole
 from blendrag.engine.compat.parallel import tensor_group
 from blendrag.engine.compat.platform import LOGGER, VLLM_VERSION, device_name
+from blendrag.engine.compat.requests import discard_without_seeds
 from blendrag.engine.compat.states import HybridLayers
 from blendrag.engine.compat.unsupported import unsupported_reason
 from blendrag.engine.forward.blocks import KVBlocks
@@ -60,6 +61,7 @@ class BlendWorker:
         model, size = worker.model, worker.ranks
         leave_rows_whole(model)
         norms.fuse()
+        discard_without_seeds(self.model_runner)
         device = device_name(worker.device)
         facts: dict[str, Any] = {
             "architecture": type(model).__name__,
