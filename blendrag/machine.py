@@ -127,10 +127,11 @@ def has_compiler() -> bool:
     return shutil.which(cxx_compiler()[0]) is not None
 
 
-def must_not_compile() -> bool:
-    """Return whether this is a CPU without a compiler, whose engine would die of what vLLM has torch compile:
-    log probabilities are."""
-    return not _NVIDIA.exists() and not has_compiler()
+def must_not_compile(*, eager: bool) -> bool:
+    """Return whether this is a CPU where torch must compile nothing. Of what vLLM has it compile anyway, as
+    for log probabilities, an engine without a compiler would die, and an eager one stands still for ten
+    seconds at the first request, to save less than a millisecond later."""
+    return not _NVIDIA.exists() and (eager or not has_compiler())
 
 
 def warn_of_emulation(dtype: str) -> None:

@@ -126,7 +126,7 @@ def server_environment(settings: Settings) -> dict[str, str]:
         "VLLM_CPU_KVCACHE_SPACE": str(settings.kv_cache_gib),
         "TOKENIZERS_PARALLELISM": "false",
     }
-    if must_not_compile():
+    if must_not_compile(eager=settings.engine_args.get("enforce_eager") is not False):
         defaults["TORCH_COMPILE_DISABLE"] = "1"
     if len(os.sched_getaffinity(0)) <= _SMALL_MACHINE_CORES:
         defaults["VLLM_CPU_NUM_OF_RESERVED_CPU"] = "0"

@@ -120,16 +120,27 @@ def test_ranks_of_a_cpu_compute_on_cores_of_their_own(
 
 
 @pytest.mark.parametrize(
-    ("compiler", "gpu", "disabled"),
-    [("no-such-compiler -O2", False, "1"), ("cat -A", False, None), ("no-such-compiler", True, None)],
+    ("compiler", "gpu", "eager", "disabled"),
+    [
+        ("no-such-compiler -O2", False, False, "1"),
+        ("cat -A", False, True, "1"),
+        ("cat -A", False, False, None),
+        ("no-such-compiler", True, True, None),
+    ],
 )
-def test_nothing_is_compiled_on_a_cpu_without_a_compiler(
-    compiler: str, gpu: bool, disabled: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_nothing_is_compiled_on_a_cpu_whose_engine_is_eager_or_without_a_compiler(
+    compiler: str,
+    gpu: bool,
+    eager: bool,
+    disabled: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("TORCH_COMPILE_DISABLE", raising=False)
     monkeypatch.setenv("CXX", compiler)
     monkeypatch.setattr(machine, "_NVIDIA", tmp_path if gpu else tmp_path / "nothing")
-    assert server_environment(Settings.load()).get("TORCH_COMPILE_DISABLE") == disabled
+    asked = Settings.load(engine_args={} if eager else {"enforce_eager": False})
+    assert server_environment(asked).get("TORCH_COMPILE_DISABLE") == disabled
 
 
 def test_caches_of_vllm_are_ours_where_its_own_cannot_be_written(
