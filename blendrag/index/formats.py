@@ -17,7 +17,7 @@ import yaml  # type: ignore[import-untyped]  # comes with pydantic-settings[yaml
 from blendrag.errors import BlendragError, needs
 from blendrag.index.text import CONTROL, Content, Unusable, decode
 
-READER_VERSION = 13
+READER_VERSION = 14
 """The version of what the readers make of the same bytes: raise it with each change."""
 
 HEAD_BYTES = 8192

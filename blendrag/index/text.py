@@ -6,6 +6,7 @@ import codecs
 import contextlib
 import re
 from dataclasses import dataclass, field
+from unicodedata import category
 
 from blendrag.errors import needs
 
@@ -116,32 +117,52 @@ def _encoding(declared: str) -> str:
 
 
 def _decode_16_bit(data: bytes) -> str:
-    """Decode text of two bytes a character without a mark, or return "". In most of its characters the one is
-    zero (other than in Chinese, Japanese and Korean), and the other never is."""
+    """Decode text of two bytes a character without a mark. In most characters of western text the one is
+    zero, and in no text the other; other texts have letters and signs only."""
     for encoding, high in (("utf-16-le", 1), ("utf-16-be", 0)):
-        if data[1 - high :: 2].count(0) == 0 and 2 * data[high::2].count(0) > len(data) // 2:
+        if data[1 - high :: 2].count(0) == 0:
             with contextlib.suppress(UnicodeDecodeError):
                 text = data.decode(encoding)
-                if len(text.encode("latin-1", "ignore").translate(None, CONTROL)) > 0.95 * len(text) / 2:
+                plain = text.encode("latin-1", "ignore")
+                western = 2 * data[high::2].count(0) > len(data) // 2
+                if western and len(plain.translate(None, CONTROL)) > 0.95 * len(text) / 2:
+                    return text
+                if len(text) > _CERTAIN and not _PLAIN.fullmatch(data) and all(map(_is_of_text, set(text))):
                     return text
     raise Unusable(f"binary file (a zero byte at {data.index(0):,})")
 
 
+_CERTAIN = 15  # so many characters are no letters by chance
+_PLAIN = re.compile(rb"[\t\n\r\0 -~]*")  # every two of them, but zeros, are a Chinese letter, too
+
+
+def _is_of_text(sign: str) -> bool:
+    return sign in "\t\n\f\r" or category(sign) not in ("Cc", "Cn", "Co", "Cs")
+
+
 def _detected(sample: bytes) -> str:
-    """Return the encoding that the letters look like. What a page declares is left to the caller, and signs
-    apart from letters (£30, 20 °C) tell nothing."""
+    """Return the encoding that the letters look like: the likeliest, or another that is not much less likely
+    and the usual one of the language. What a page declares is left to the caller, and signs apart from
+    letters (£30, 20 °C) tell nothing."""
     with needs("blendrag[index]"):
-        from turbohtml.detect import detect
-    found = detect(_LONE_SIGN.sub(b" ", sample.replace(b"<", b" ")))
+        from turbohtml.detect import detect_all, detect_language
+    ranked = detect_all(_LONE_SIGN.sub(b" ", sample.replace(b"<", b" ")))
+    language = detect_language(sample.decode(ranked[0].codec or "cp1252", "replace")).language or "?"
+    least = _CLOSE * ranked[0].confidence
+    usual = (one for one in ranked if language in _USUAL.get(one.encoding or "", ""))
+    found = next((one for one in usual if one.confidence > least), ranked[0])
     western = found.codec or "cp1252"
     if found.encoding not in ("windows-1252", None):
         return western
+    if _EURO.search(sample) and not _BEYOND_LATIN.search(sample):
+        return "iso8859_15"
     words = {word for word in _WORD.findall(sample) if not word.isascii() and word.translate(None, _HIGH)}
     odd = {
         encoding: sum(_is_odd(word.decode(encoding, "replace"), between) for word in words)
         for encoding, between in {western: _BETWEEN, **dict.fromkeys(_OTHERS, _BETWEEN_OTHERS)}.items()
     }
-    return min(odd, key=odd.__getitem__) if odd[western] > max(1, len(words) // 2) else western
+    certain = _UNUSED.search(sample) or odd[western] > max(1, len(words) // 2)
+    return min(odd, key=odd.__getitem__) if certain else western
 
 
 def _is_odd(word: str, between: re.Pattern[str]) -> bool:
@@ -152,6 +173,18 @@ def _is_odd(word: str, between: re.Pattern[str]) -> bool:
     )
 
 
+_CENTRAL = "ces hrv hun pol ron slk slv"
+_USUAL = {  # languages by encoding
+    "windows-1250": _CENTRAL,
+    "ISO-8859-2": _CENTRAL,
+    "windows-1252": "afr cat dan deu est fin fra isl ita nld nob por spa swe",
+    "windows-1254": "aze tur",
+    "windows-1257": "est lav lit",
+    "windows-1258": "vie",
+}
+_CLOSE = 0.3  # of the likeliest one's confidence
+_EURO = re.compile(rb"\d ?\xa4|\xa4 ?\d")
+_BEYOND_LATIN, _UNUSED = re.compile(rb"[\x80-\x9f]"), re.compile(rb"[\x81\x8d\x8f\x90\x9d]")  # in cp1252
 _OTHERS = ("mac_roman", "cp850", "cp852")  # Excel on a Mac, DOS
 _HIGH = bytes(range(128, 256))
 _WORD = re.compile(rb"[A-Za-z\x80-\xff]+")
@@ -161,6 +194,6 @@ _BETWEEN = re.compile("[‘’“”–—…·×÷±²³¹´®\xa0\xad]|(?=[À�
 _BETWEEN_OTHERS = re.compile("[’–—]")
 _BEFORE = "‘“„‚«»‹›¿¡©°ºª•µ€£¢¤¥§¶†‡¼½¾"
 _BEHIND = "’”…«»‹›®™©°²³¹ªº€£¢¤¥§¶†‡¼½¾"
-# It says nothing, however much of it stands before the first letter. Its first byte may be the end of one.
-_ASCII = re.compile(rb"(?<=[\0-\x7f])[\0-\x7f]{64,}")
+# It says nothing, however much of it stands between letters, but for the words that these are in.
+_ASCII = re.compile(rb"(?<=[\0-\x7f]{32})[\0-\x7f]{64,}(?=[\0-\x7f]{32})")
 _LONE_SIGN = re.compile(rb"(?<![A-Za-z\x80-\xff])[\xa1-\xbf](?![\x80-\xff])")

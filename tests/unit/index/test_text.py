@@ -53,6 +53,14 @@ from blendrag.index.text import Unusable, decode
         ("2 W/m²K, 3 kg/m³K; Windows®XP, Office®Pro; it´s, don´t; 1ºC", "cp1252"),
         ("he said “yes”—then left; “no”—then came", "cp1252"),
         ("Names what a page declares: <meta charset=big5>, a café", "cp1252"),
+        ("A belső tömböknek egyforma hosszúaknak kell lenniük. Jelszó módosítása: űrlap. " * 9, "cp1250"),
+        ("Een belangrijk bericht: de dienst is geïnstalleerd. " * 9, "cp1252"),
+        ("Slaptažodžio patvirtinimas. Jūsų įvestas skaičius yra per didelis.", "cp1257"),
+        ("Name;Straße\nMüller;Hauptstraße\n", "cp850"),
+        ("Les voyages de plus de 500 € sont approuvés.", "iso8859-15"),
+        (f"{'It is reported by the committee. ' * 9}François was naïve. {'It ends here. ' * 9}", "cp1252"),
+        ("Командировки утверждает начальник.\nЧеки сдаются в срок.", "utf-16-le"),
+        ("出差由部门主管批准。\n员工应在十日内提交发票, 2024 年。\n", "utf-16-be"),
     ],
 )
 def test_no_encoding_garbles_the_text(text: str, encoding: str) -> None:
