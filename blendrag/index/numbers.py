@@ -10,11 +10,24 @@ from string import ascii_lowercase, ascii_uppercase
 from typing import Any, NamedTuple
 
 _LONGEST_FORMAT = 255  # that Excel takes
+# A day of the week, a year of an era.
+_OF_EAST_ASIA = re.compile(r"(?:\[[^\]]*\])*(?:aaa|g{0,3}ee?(?![a-z]))")
 _CYRILLIC = "абвгдежзиклмнопрстуфхцчшщыэюя"
-_LETTERS = {"lowerLetter": ascii_lowercase, "upperLetter": ascii_uppercase, "russianLower": _CYRILLIC,
-            "russianUpper": _CYRILLIC.upper()}  # fmt: skip
+_KANA = "アイウエオカキクケコサシスセソタチツテトナニヌネノハヒフヘホマミムメモヤユヨラリルレロワヲン"
+_IROHA = "イロハニホヘトチリヌルヲワカヨタレソツネナラムウヰノオクヤマケフコエテアサキユメミシヱヒモセスン"
+_LETTERS = {
+    "lowerLetter": ascii_lowercase, "upperLetter": ascii_uppercase, "russianLower": _CYRILLIC,
+    "russianUpper": _CYRILLIC.upper(), "aiueo": _KANA, "aiueoFullWidth": _KANA, "iroha": _IROHA,
+    "irohaFullWidth": _IROHA, "ganada": "가나다라마바사아자차카타파하",
+    "chosung": "ㄱㄴㄷㄹㅁㅂㅅㅇㅈㅊㅋㅌㅍㅎ", "ideographTraditional": "甲乙丙丁戊己庚辛壬癸",
+    "ideographZodiac": "子丑寅卯辰巳午未申酉戌亥", "arabicAlpha": "أبتثجحخدذرزسشصضطظعغفقكلمنهوي",
+    "arabicAbjad": "أبجدهوزحطيكلمنسعفصقرشتثخذضظغ",
+    "hebrew2": "אבגדהוזחטיכלמנסעפצקרשת", "thaiLetters": "กขคงจฉชซฌญฎฏฐฑฒณดตถทธนบปผฝพฟภมยรลวศษสหฬอฮ",
+}  # fmt: skip
+_TENS, _UNITS = " יכלמנסעפצ", " אבגדהוזחט"  # of Hebrew, which writes 15 and 16 in another way
 _HAN = "零一二三四五六七八九"
-_COUNTED = ("chineseCounting", "chineseCountingThousand", "japaneseCounting", "taiwaneseCountingThousand")
+_COUNTED = ("chineseCounting", "chineseCountingThousand", "japaneseCounting", "taiwaneseCounting",
+            "taiwaneseCountingThousand")  # fmt: skip
 _DIGITS = {"decimalFullWidth": "０１２３４５６７８９", "ideographDigital": "〇一二三四五六七八九",
            "thaiNumbers": "๐๑๒๓๔๕๖๗๘๙", "hindiNumbers": "०१२३४५६७८९"}  # fmt: skip
 _ROMAN = {1000: "m", 900: "cm", 500: "d", 400: "cd", 100: "c", 90: "xc", 50: "l", 40: "xl", 10: "x", 9: "ix",
@@ -39,7 +52,7 @@ def in_format(number: float, format: str, *, since_1904: bool) -> str:
 def _is_of_dates(format: str) -> bool:
     from openpyxl.styles.numbers import is_date_format
 
-    return bool(is_date_format(format))
+    return bool(is_date_format(format) or _OF_EAST_ASIA.match(format))
 
 
 def written(value: Any, format: str) -> str:
@@ -148,6 +161,9 @@ def formatted(number: int, kind: str) -> str:
     if (letters := _LETTERS.get(kind)) and number:
         times, letter = divmod(number - 1, len(letters))
         return letters[letter] * min(times + 1, 9)
+    if kind == "hebrew1" and number < 100:
+        written = "".join(f"{_TENS[number // 10]}{_UNITS[number % 10]}".split())
+        return written.replace("יה", "טו").replace("יו", "טז")
     if kind in ("lowerRoman", "upperRoman") and number < 10_000:
         written = ""
         for value, sign in _ROMAN.items():

@@ -137,6 +137,10 @@ _NUMBERED = {
     "ea1JpnKor": "japaneseCounting",
     "hindiNum": "hindiNumbers",
     "thaiNum": "thaiNumbers",
+    "thaiAlpha": "thaiLetters",
+    "arabic1Minus": "arabicAlpha",
+    "arabic2Minus": "arabicAbjad",
+    "hebrew2Minus": "hebrew2",
 }
 
 

@@ -15,12 +15,14 @@ from blendrag.prompt.template import encode_document
 # Where a text is cut, best place first: paragraphs (headings of Markdown stay with what follows them), lines,
 # sentences (Chinese and Japanese ones end without a space, but with their quotes), words.
 _HEADING = r"(?:#{1,6} [^\n]*|[^\n]+\n[=~-]{3,}[ \t]*)\n\s*\n"
+_END, _QUOTE = ".!?…।॥؟۔։።။។།", "\"'”’»)"  # in front of a blank; the last are of Burmese, Khmer and Tibetan
+_FULL, _CLOSE = "。！？．｡", "」』”’）》】〉"
 _SEPARATORS = [
     re.compile(pattern)
     for pattern in (
         rf"\n\s*\n(?:{_HEADING})*",
         r"(?<!\n)\n(?!\s*\n)",
-        r"(?<=[.!?।؟۔])\s|(?:(?<=[。！？])|(?<=[。！？][」』”’）》]))(?![。！？」』”’）》])",
+        rf"(?:(?<=[{_END}])|(?<=[{_END}][{_QUOTE}]))\s|(?:(?<=[{_FULL}])|(?<=[{_FULL}][{_CLOSE}]))(?![{_FULL}{_CLOSE}])",
         r"\s",
     )
 ]

@@ -155,6 +155,8 @@ def test_xhtml_is_read() -> None:
         ("<img src=c.png alt='crane, 40 t'>", "![crane, 40 t](c.png)"),
         ("<p>one\n two<br>three", "one two\nthree"),
         ("<p>snake_case a*b 30&nbsp;EUR &lt;tag&gt;", "snake_case a*b 30 EUR <tag>"),
+        ("承認を\n 得て、\r\n精算 する。\nof <b>Office\n部</b>", "承認を得て、精算 する。 of Office 部"),
+        ("<pre>承認を\n得て</pre>", "```\n承認を\n得て\n```"),
         ("un&shy;be<wbr>liev&#8203;able <math><mn>1</mn><mn>2</mn></math>", "unbelievable  1  2"),
         ("un<b>believ</b>able <del>not</del>", "unbelievable ~~not~~"),
         ("<table><caption>C</caption><tr><th>a<th>b</table>", "C\n\n| a | b |\n| --- | --- |"),

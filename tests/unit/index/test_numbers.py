@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from blendrag.index.numbers import formatted, written
+from blendrag.index.numbers import formatted, in_format, written
 
 
 @pytest.mark.parametrize(
@@ -16,12 +16,21 @@ from blendrag.index.numbers import formatted, written
         ("decimalEnclosedCircle", "① ⑩ ⑫ ⑳ 105 110 1050"),
         ("decimalFullWidth", "１ １０ １２ ２０ １０５ １１０ １０５０"),
         ("upperRoman", "I X XII XX CV CX ML"),
+        ("aiueoFullWidth", "ア コ シ ト ススス ツツツ ヨヨヨヨヨヨヨヨヨ"),
+        ("ganada", "가 차 타 바바 사사사사사사사사 타타타타타타타타 하하하하하하하하하"),
+        ("hebrew1", "א י יב כ 105 110 1050"),
         ("of no kind", "1 10 12 20 105 110 1050"),
     ],
 )
 def test_number_of_a_list_is_in_its_script(kind: str, shown: str) -> None:
     written = (formatted(number, kind) for number in (1, 10, 12, 20, 105, 110, 1050))
     assert " ".join(written) == shown
+
+
+@pytest.mark.parametrize("format", ["aaa", "[$-804]aaaa;@", '[$-411]ggge"年";@', '[$-404]e"年"', "yyyy"])
+def test_date_of_which_a_format_shows_a_part_is_a_date(format: str) -> None:
+    assert in_format(45363, format, since_1904=False) == "2024-03-12"
+    assert in_format(45363, "General", since_1904=False) == "45363"
 
 
 @pytest.mark.parametrize(

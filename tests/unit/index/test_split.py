@@ -104,6 +104,7 @@ def test_heading_stays_with_what_follows_it(tokenizer: Any, heading: str) -> Non
         ("\U0001f1e9\U0001f1ea ok", "\U0001f1ea"),
         ("\u4ed6\u8bf4\uff1a\u201c\u5e74\u5047\u4e3a\u4e8c\u5341\u5929\u3002\u201d", "\u3002\u201d"),
         ("\u300c\u5e74\u4f11\uff01\u300d", "\uff01\u300d"),
+        ("\u3010\u5e74\u4f11\uff0e\u3011", "\uff0e\u3011"),
     ],
 )
 @pytest.mark.parametrize(("length", "overlap"), [(25, 0), (30, 0), (35, 0), (40, 0), (40, 9)])
@@ -113,6 +114,13 @@ def test_letter_or_sentence_is_not_parted_from_its_marks(
     pieces = Splitter(tokenizer, chunk_tokens=length, overlap=overlap).split(letters * 50)
     assert len(pieces) > 3
     assert not [piece.text for piece in pieces if piece.text[0] in joined]
+
+
+@pytest.mark.parametrize("end", [".", '."', ".»", "?)", "…", "॥", "։", "።", "။", "។", "།"])
+def test_sentence_of_any_script_stays_whole(tokenizer: Any, end: str) -> None:
+    sentence = f"Travel is approved by the lead of a team{end}"
+    pieces = Splitter(tokenizer, chunk_tokens=32).split(f"{sentence} " * 9)
+    assert {piece.text[-len(end) :] for piece in pieces} == {end} and len(pieces) > 2
 
 
 def test_text_that_fits_is_one_piece(tokenizer: Any) -> None:
