@@ -62,10 +62,10 @@ def fit_template(tokenizer: Any, messages: Messages, /, **template_options: Any)
     return min(taken, key=itemgetter(0))[1]
 
 
-def with_roles(messages: Messages, *, system: bool, later: bool, welcome: bool) -> list[Message]:
+def with_roles(messages: Messages, *, system: bool, later: bool, welcome: bool, calls: bool) -> list[Message]:
     """Return merged messages for a template of which it is known whether it takes a system message, one that
-    comes later, and one of the assistant's to begin with."""
-    fitted = merge_runs(messages)
+    comes later, one of the assistant's to begin with, and several calls in one message."""
+    fitted = merge_runs(messages) if calls else _one_call_each(merge_runs(messages))
     if not (system and later):
         fitted = merge_runs((_later_system_in_user if system else _system_in_user)(fitted))
     opening = next((message["role"] for message in fitted if message["role"] != "system"), "user")

@@ -11,6 +11,7 @@ import json
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -38,31 +39,37 @@ _SCHEMA = "Answer with JSON that matches this schema, and nothing else:\n{schema
 
 _EFFORT = {"reasoning_effort", "enable_thinking"}
 
+_NAMING = "<|tool_call_argument_begin|>"  # of Kimi's, which is shown calls by ids that name the tool
+
 _facts: WeakKeyDictionary[Any, TemplateFacts] = WeakKeyDictionary()
 
 
 def template_knows_tools(tokenizer: Any) -> bool:
     """Return whether the model's template writes tools, calls and their results by itself."""
     tool = whole_tool({"function": {"name": "probe_a"}})
-    call = {"type": "function", "function": {"name": "probe_b", "arguments": {}}}
-    messages: list[Message] = [
-        {"role": "user", "content": "?"},
-        {"role": "assistant", "content": "", "tool_calls": [{"id": "probe0000", **call}]},
-        {"role": "tool", "content": "probe_c", "name": "probe_b", "tool_call_id": "probe0000"},
-    ]
     try:
-        shown = render_chat(tokenizer, messages, tools=[tool])
+        shown = render_chat(tokenizer, _probe(1), tools=[tool])
     except ModelError:
         return False
     return all(f"probe_{letter}" in shown for letter in "abc")
+
+
+def _probe(calls: int) -> list[Message]:
+    """Return a conversation in which so many tools are called at once."""
+    ids = [f"probe000{number}" for number in range(calls)]
+    made = [{"type": "function", "id": i, "function": {"name": "probe_b", "arguments": {}}} for i in ids]
+    results = [{"role": "tool", "content": "probe_c", "name": "probe_b", "tool_call_id": i} for i in ids]
+    user = {"role": "user", "content": "?"}
+    return [user, {"role": "assistant", "content": "", "tool_calls": made}, *results]
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateFacts:
     """Facts about a model's chat template. knows_tools: see :func:`template_knows_tools`. takes_system,
     takes_welcome: whether it takes a system message, and one of the assistant's to begin with; takes_later: a
-    system message behind others. control_tokens: texts that mean something in its markup. names: those in its
-    code, variables among them; None: a server of an older version, which does not say."""
+    system message behind others; takes_calls: several in one message. control_tokens: texts that mean
+    something in its markup. names: those in its code, variables among them; None: a server of an older
+    version, which does not say."""
 
     knows_tools: bool
     takes_system: bool
@@ -70,6 +77,7 @@ class TemplateFacts:
     control_tokens: tuple[str, ...]
     names: tuple[str, ...] | None = None
     takes_later: bool = True
+    takes_calls: bool = True
 
     @classmethod
     def of(cls, tokenizer: Any) -> TemplateFacts:
@@ -83,6 +91,7 @@ class TemplateFacts:
                 tuple(control_tokens(tokenizer).values()),
                 _names(getattr(tokenizer, "chat_template", None)),
                 _takes(tokenizer, user, answer, system, user),
+                _takes(tokenizer, *_probe(2)),
             )
         return _facts[tokenizer]
 
@@ -112,7 +121,7 @@ def with_tools(template: TemplateFacts, request: ChatRequest) -> tuple[list[Mess
         schema = json.dumps(request.schema, ensure_ascii=False)
         messages.insert(0, {"role": "system", "content": _SCHEMA.format(schema=schema)})
     if template.knows_tools:
-        native = [_native(message) for message in messages]
+        native = _native(template, messages)
         options = offered_tools(template, request) if request.offered else {}
         return [_harmless(tokens, message) for message in native], options
     messages = [_harmless(tokens, _written(message)) for message in messages]
@@ -188,19 +197,31 @@ def _warn_about_variables(template: TemplateFacts, given: Mapping[str, Any]) -> 
         warnings.warn(message, BlendragWarning, stacklevel=3)
 
 
-def _native(message: Message) -> Message:
-    message = dict(message)
-    calls = [
-        {
-            "type": "function",
-            "id": _short_id(call.get("id")),
-            "function": {"name": call["name"], "arguments": call["arguments"]},
-        }
-        for call in message.pop("tool_calls", None) or ()
-    ]
-    if "tool_call_id" in message:
-        message["tool_call_id"] = _short_id(message["tool_call_id"])
-    return message | ({"tool_calls": calls} if calls else {})
+def _native(template: TemplateFacts, messages: Iterable[Message]) -> list[Message]:
+    """Return messages with calls, their results and thinking as the template takes them."""
+    ids, numbers, made = dict[str | None, str](), count(), list[Message]()
+    for message in map(dict, messages):
+        calls = message.pop("tool_calls", None) or ()
+        for call in calls:
+            named = f"functions.{call['name']}:{next(numbers)}"
+            ids[call.get("id")] = named if _NAMING in template.control_tokens else _short_id(call.get("id"))
+        if calls:
+            message["tool_calls"] = [
+                {
+                    "type": "function",
+                    "id": ids[call.get("id")],
+                    "function": {"name": call["name"], "arguments": call["arguments"]},
+                }
+                for call in calls
+            ]
+        elif "tool_call_id" in message:
+            called = message["tool_call_id"]
+            message["tool_call_id"] = ids.get(called) or _short_id(called)
+        thought = message.get("reasoning_content")
+        if thought and not (calls and message.get("content")):  # which gpt-oss does not take together
+            message |= dict.fromkeys({"reasoning", "thinking"} & {*(template.names or ())}, thought)
+        made.append(message)
+    return made
 
 
 def _short_id(call_id: str | None) -> str:

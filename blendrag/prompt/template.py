@@ -86,15 +86,22 @@ def render_parts(tokenizer: Any, messages: Messages, /, **options: Any) -> list[
 
 
 def passed_over(tokenizer: Any, messages: Messages, /, **options: Any) -> int:
-    """Return how many contents of ``messages`` the model's chat template does not write: some pass over a
-    system message that is not the first, roles that they do not know, or what is said beside a call. Raises
-    ModelError as ``render_chat`` does."""
+    """Return how many contents and calls of ``messages`` the model's chat template does not write: some pass
+    over a system message that is not the first, roles that they do not know, what is said beside a call, or
+    all calls but the first. Raises ModelError as ``render_chat`` does."""
     masked, marks, _ = _masked(tokenizer, messages)
+    sought = [mark for one, mark in zip(masked, marks, strict=True) if mark in (one.get("content") or "")]
+    for number, (one, mark) in enumerate(zip(list(masked), marks, strict=True)):
+        if calls := one.get("tool_calls"):
+            own = [f"{mark[:-1]}/{at}]" for at in range(len(calls))]
+            masked[number] = {**one, "tool_calls": list(map(_marked_call, calls, own))}
+            sought += own
     shown = render_chat(tokenizer, masked, **options)
-    return sum(
-        mark in (message.get("content") or "") and mark not in shown
-        for message, mark in zip(masked, marks, strict=True)
-    )
+    return sum(mark not in shown for mark in sought)
+
+
+def _marked_call(call: Mapping[str, Any], mark: str) -> dict[str, Any]:
+    return {**call, "function": {**call.get("function", {}), "arguments": {"mark": mark}}}
 
 
 def _masked(tokenizer: Any, messages: Messages) -> tuple[list[Mapping[str, Any]], list[str], re.Pattern[str]]:
@@ -182,6 +189,7 @@ def _spell_control_tokens(tokenizer: Any) -> dict[int, tuple[int, ...]]:
 
 
 def control_tokens(tokenizer: Any) -> dict[int, str]:
-    """Return the texts of the tokens that are markup, by id: added ones with letters, not runs of blanks."""
+    """Return the texts of the tokens that are markup, by id: added ones with letters or in brackets, no
+    runs of blanks."""
     added = tokenizer.added_tokens_decoder.items()
-    return {token: one.content for token, one in added if any(map(str.isalpha, one.content))}
+    return {token: one.content for token, one in added if re.search(r"[^\W\d_]|^<.+>$", one.content)}

@@ -263,8 +263,13 @@ class RemoteChat(ChatModel):
             options["tool_choice"] = "none"
         if request.chat_template_kwargs:
             options["chat_template_kwargs"] = request.chat_template_kwargs
-        takes = {"system": template.takes_system, "later": template.takes_later}
-        fitted = with_roles(messages, **takes, welcome=template.takes_welcome)
+        fitted = with_roles(
+            messages,
+            system=template.takes_system,
+            later=template.takes_later,
+            welcome=template.takes_welcome,
+            calls=template.takes_calls,
+        )
         return {"messages": [_as_openai(message, template) for message in fitted], **options}
 
     # -- about prompts ------------------------------------------------------------------------------------

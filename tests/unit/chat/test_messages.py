@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from dataclasses import asdict
 from datetime import date
 from typing import Any
 
@@ -32,6 +33,14 @@ ONLY_FIRST = (  # as Qwen 3.5's does
     "<{{ m.role }}>{{ m.content }}\n{% endfor %}"
 )
 REFUSING = "{{ raise_exception('never') }}"
+_CALL = "{% if m.tool_calls %}{{ m.tool_calls[0].function | tojson }}{% endif %}"
+FIRST_CALL = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}" + _CALL + "{% endfor %}"
+)  # as gpt-oss's does
+ONE_CALL = (  # as Llama 3's does
+    "{% for m in messages if m.tool_calls and m.tool_calls | length > 1 %}"
+    "{{ raise_exception('one at once') }}{% endfor %}" + FIRST_CALL
+)
 
 
 @pytest.fixture
@@ -41,6 +50,11 @@ def strict(with_template: Any) -> Any:
 
 def say(role: str, content: Any, **more: Any) -> dict[str, Any]:
     return {"role": role, "content": content, **more}
+
+
+def taken(tokenizer: Any) -> dict[str, bool]:
+    facts = asdict(TemplateFacts.of(tokenizer))
+    return {name: facts[f"takes_{name}"] for name in ("system", "later", "welcome", "calls")}
 
 
 def test_runs_of_one_role_are_joined_and_what_was_given_stays() -> None:
@@ -95,16 +109,15 @@ def test_system_message_behind_others_is_lost_in_no_template(strict: Any, templa
     assert fitted == [*talk[:3], say("user", "In French.\nAnd?")]
 
 
-def test_calls_at_once_come_one_by_one_where_the_template_takes_no_more(strict: Any) -> None:
-    strict.chat_template = (  # as Llama 3's does
-        "{% for m in messages %}{% if m.tool_calls and m.tool_calls | length > 1 %}"
-        "{{ raise_exception('one at once') }}{% endif %}<{{ m.role }}>{{ m.content }}{% endfor %}"
-    )
-    one, two = {"id": "1"}, {"id": "2"}
+@pytest.mark.parametrize("template", [FIRST_CALL, ONE_CALL])
+def test_calls_at_once_come_one_by_one_where_the_template_takes_no_more(strict: Any, template: str) -> None:
+    strict.chat_template = template
+    one, two = ({"id": n, "function": {"name": "f", "arguments": {"n": n}}} for n in "12")
     results = [say("tool", "second", tool_call_id="2"), say("tool", "first", tool_call_id="1")]
     talk = [say("user", "Hi"), say("assistant", "", tool_calls=[one, two]), *results]
     apart = [say("assistant", "", tool_calls=[call]) for call in (one, two)]
     assert fit_template(strict, talk) == [talk[0], apart[0], results[1], apart[1], results[0]]
+    assert with_roles(talk, **taken(strict)) == fit_template(strict, talk)
 
 
 def test_user_who_speaks_behind_a_tools_result_is_answered_before_where_turns_alternate(strict: Any) -> None:
@@ -163,9 +176,7 @@ def test_client_of_a_server_sends_the_messages_that_it_would_compute(
     messages = [say(role, f"{number}") for number, role in enumerate(roles.split())]
     for template in (tokenizer.chat_template, ALTERNATING, PASSING_OVER, ONLY_FIRST):
         one = with_template(template)
-        facts = TemplateFacts.of(one)
-        takes = {"system": facts.takes_system, "later": facts.takes_later, "welcome": facts.takes_welcome}
-        assert with_roles(messages, **takes) == fit_template(one, messages)
+        assert with_roles(messages, **taken(one)) == fit_template(one, messages)
 
 
 def made(*messages: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -114,6 +115,21 @@ def test_template_that_knows_no_tools_gets_thinking_without_its_control_tokens(w
     text = prompt(tokenizer, ChatRequest([HISTORY[0], thought, HISTORY[2]], tools=(WEATHER,)))
     assert not template_knows_tools(tokenizer)
     assert "[A map?" in text and "<|im_end|>" not in text
+
+
+def test_template_that_names_tools_by_ids_alone_is_given_such_ids(native: Any) -> None:
+    kimi = replace(TemplateFacts.of(native), control_tokens=("<|tool_call_argument_begin|>",))
+    messages, _ = with_tools(kimi, ChatRequest([*HISTORY, *HISTORY], tools=(WEATHER,)))
+    ids = [one["id"] for message in messages for one in message.get("tool_calls", ())]
+    assert ids == ["functions.weather:0", "functions.weather:1"]
+    assert ids == [message["tool_call_id"] for message in messages if "tool_call_id" in message]
+
+
+@pytest.mark.parametrize("name", ["reasoning", "thinking"])
+def test_thinking_reaches_a_template_that_has_another_name_for_it(native: Any, name: str) -> None:
+    native.chat_template = NATIVE.replace("{{ m.content }}", f"({{{{ m.{name} }}}}){{{{ m.content }}}}")
+    thought = {**HISTORY[1], "reasoning_content": "A map?", "content": ""}
+    assert "(A map?)" in prompt(native, ChatRequest([HISTORY[0], thought, HISTORY[2]], tools=(WEATHER,)))
 
 
 def test_call_has_an_id_that_every_template_takes(native: Any) -> None:

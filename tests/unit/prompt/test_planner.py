@@ -26,7 +26,7 @@ from blendrag.prompt import (
     start_prefix,
     turn_of,
 )
-from blendrag.prompt.template import encode_markup
+from blendrag.prompt.template import control_tokens, encode_markup
 
 # The default model's vocabulary lacks some control characters and the planes above 3.
 writable = st.characters(exclude_categories=["Cc", "Cs"], include_characters="\n\t", max_codepoint=0x3FFFF)
@@ -59,6 +59,12 @@ def test_rendered_control_tokens_are_not_spelled_out(tokenizer: Any, recogniser:
     text = render_chat(tokenizer, [{"role": "user", "content": "Hi"}])
     plan = plan_prompt(text, tokenizer, recogniser)
     assert plan.token_ids == tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def test_token_in_brackets_is_markup_and_a_run_of_blanks_is_none(tokenizer: Any) -> None:
+    signs = deepcopy(tokenizer)
+    signs.add_tokens(['<|"|>', "      "])
+    assert {'<|"|>', "<|im_end|>"} <= (found := {*control_tokens(signs).values()}) and "      " not in found
 
 
 @relaxed
