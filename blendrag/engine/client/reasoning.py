@@ -13,8 +13,18 @@ from blendrag.models import load_tokenizer
 from blendrag.names import closest
 from blendrag.settings import AUTO_PARSER, NO_PARSER
 
-_OPEN, _CLOSE = "<think>", "</think>"
-_OF_TAGS = "deepseek_r1"  # vLLM's name of its parser of these two tags
+HARMONY = ("<|start|>assistant", "<|channel|>")
+"""Texts that are all in the chat templates of gpt-oss."""
+
+_HARMONY = "openai_gptoss"  # vLLM's name of its parser of all that gpt-oss says
+# The tokens between which models think, and one more that the parser needs, by vLLM's names of the parsers.
+_TAGS: dict[str, tuple[str, ...]] = {
+    "deepseek_r1": ("<think>", "</think>"),
+    "gemma4": ("<|channel>", "<channel|>"),
+    "mistral": ("[THINK]", "[/THINK]", "[TOOL_CALLS]"),
+    "seed_oss": ("<seed:think>", "</seed:think>"),
+}
+_THINKS = {"enable_thinking": True}  # which a parser is told that is asked only where tags are
 
 
 def engine_parser(wanted: str, model: Path) -> str:
@@ -50,10 +60,15 @@ def engine_parser(wanted: str, model: Path) -> str:
 def thinking_parser(wanted: str, tokenizer: Any) -> str:
     """Return vLLM's name of the parser that reads a model's thinking, or "" if its answers have none, or the
     setting says not to read it."""
-    if wanted == AUTO_PARSER:
-        tags = _is_fast(tokenizer) and {_OPEN, _CLOSE} <= tokenizer.added_tokens_encoder.keys()
-        return _OF_TAGS if tags else ""
-    return "" if wanted == NO_PARSER else wanted
+    if wanted != AUTO_PARSER:
+        return "" if wanted == NO_PARSER else wanted
+    if not _is_fast(tokenizer):
+        return ""
+    if all(sign in str(getattr(tokenizer, "chat_template", None)) for sign in HARMONY):
+        return _HARMONY
+    return next(
+        (name for name, tags in _TAGS.items() if {*tags} <= tokenizer.added_tokens_encoder.keys()), ""
+    )
 
 
 def _is_fast(tokenizer: Any) -> bool:
@@ -69,7 +84,7 @@ class Reasoning:
 
     A parser that is set by name decides as in vLLM's server, where most take all text for thinking until
     thinking ends. The automatic one waits for a tag that the prompt leaves open, or that the answer begins
-    with: models that never think have the same tokens.
+    with: models that never think have the same tokens. All that gpt-oss says is between tags.
     """
 
     def __init__(
@@ -88,14 +103,16 @@ class Reasoning:
 
         self._prompt: list[int] | None = list(prompt)
         self._opens: int | None = None  # the token with which thinking may begin
-        self._parser, self._request = reasoning_parser(name, tokenizer, chat_template_kwargs)
+        tags = _TAGS.get(name) if automatic else None
+        told = {**chat_template_kwargs, **_THINKS} if tags else chat_template_kwargs
+        self._parser, self._request = reasoning_parser(name, tokenizer, told)
         self.skip_special_tokens: bool = bool(skip_special_tokens and self._request.skip_special_tokens)
         """True if the engine leaves special tokens out of the text. Some parsers need them."""
         self._decode = detokenizer(tokenizer, self._prompt, self.skip_special_tokens)
         self.comes_first: bool = not self._parser.is_reasoning_end(self._prompt)
         """True if the answer is known to begin with thinking."""
-        if automatic:
-            ends = tokenizer.convert_tokens_to_ids([_OPEN, _CLOSE])
+        if tags:
+            ends = tokenizer.convert_tokens_to_ids([*tags[:2]])
             self.comes_first = next((one for one in reversed(prompt) if one in ends), None) == ends[0]
             if not self.comes_first:
                 self._opens, self._prompt = ends[0], None

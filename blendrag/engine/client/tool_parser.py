@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from blendrag.engine.client.reasoning import Reasoning
+from blendrag.engine.client.reasoning import HARMONY, Reasoning
 from blendrag.errors import ConfigError
 from blendrag.models import load_tokenizer
 from blendrag.names import closest
@@ -45,7 +45,7 @@ class Notation:
 
 # A template's notation is the first one whose signs are all in it.
 NOTATIONS = (
-    Notation(_HARMONY, (), signs=("<|start|>assistant", "<|channel|>")),
+    Notation(_HARMONY, (), signs=HARMONY),
     Notation(
         "deepseek_v32",
         ("<｜DSML｜function_calls>",),

@@ -161,6 +161,33 @@ def test_grammar_waits_for_thinking_only_where_it_comes(
     assert reader_of(wanted, thinker, prompt, variables).comes_first == first
 
 
+OWN = {  # what begins and ends the thinking of families with other tags
+    "gemma4": ("<|channel>", "thought\n", "<channel|>"),
+    "mistral": ("[THINK]", "", "[/THINK]"),
+    "seed_oss": ("<seed:think>", "", "</seed:think>"),
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("thinks", [True, False])
+def test_thinking_between_a_familys_own_tags_is_read_where_nobody_names_its_parser(
+    tokenizer: Any, name: str, thinks: bool
+) -> None:
+    opens, head, closes = OWN[name]
+    family = deepcopy(tokenizer)
+    family.add_special_tokens({"additional_special_tokens": [opens, closes, "[TOOL_CALLS]"]})
+    assert thinking_parser("auto", family) == name
+    answer = f"{opens}{head}{THOUGHT}{closes}{ANSWER}" if thinks else ANSWER
+    for cuts in (None, (2, 5), ()):
+        told = read("auto", family, QUESTION, answer, cuts, enable_thinking=thinks)
+        assert told == (THOUGHT if thinks else "", ANSWER)
+
+
+def test_gpt_oss_is_known_by_its_template(with_template: Any) -> None:
+    model = with_template("<|start|>assistant<|channel|>final<|message|>")
+    assert thinking_parser("auto", model) == "openai_gptoss"
+
+
 def test_engine_is_told_of_the_templates_variables() -> None:
     assert vllm_reasoning(Sampling()) == {"reasoning_ended": True}
     told = vllm_reasoning(Sampling(thinks_first={"thinking": True}))
