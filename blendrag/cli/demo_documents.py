@@ -20,7 +20,7 @@ _LICENCES = 8
 
 # What the demo's questions are about comes first; blendrag depends on all of it.
 _ASKED_ABOUT = (
-    "typer", "rich", "pypdf", "turbohtml", "pydantic", "pydantic-settings", "safetensors",
+    "typer", "rich", "pypdfium2", "turbohtml", "pydantic", "pydantic-settings", "safetensors",
     "huggingface_hub", "transformers", "chromadb", "sentence-transformers", "platformdirs",
 )  # fmt: skip
 

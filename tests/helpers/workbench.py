@@ -33,7 +33,7 @@ FIRST = Sampling(max_tokens=1, logprobs=20)
 # What blendrag and its packages depend on: their long descriptions are real prose, and always installed.
 _PACKAGES = (
     "accelerate", "charset-normalizer", "chromadb", "filelock", "huggingface-hub", "jinja2", "matplotlib",
-    "numpy", "pydantic", "pypdf", "rich", "safetensors", "sentence-transformers", "torch", "transformers",
+    "numpy", "pydantic", "pypdfium2", "rich", "safetensors", "sentence-transformers", "torch", "transformers",
     "typer",
 )  # fmt: skip
 

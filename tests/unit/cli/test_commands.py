@@ -257,7 +257,7 @@ def test_demo_reads_our_documentation_first_then_thirty_documents_or_more_and_no
     assert sources[: len(ours)] == ours and all(document.text for document in documents)
     assert len(sources) - len(ours) >= 30 and len(set(sources)) == len(sources)
     assert sum(len(document.text) for document in documents) <= 200_000, "our own documentation counts"
-    for name in ("typer", "rich", "pypdf", "pydantic", "safetensors", "transformers"):
+    for name in ("typer", "rich", "pypdfium2", "pydantic", "safetensors", "transformers"):
         assert f"{name}, description" in sources, "the questions are about it"
     assert any(source.endswith("licence") for source in sources)
     assert demo_documents() == documents, "a second run goes on with them"
