@@ -30,8 +30,8 @@ _SECONDS = 60  # for a file, and for each MiB of it: some thousand pages take as
 
 def read_pdf(data: bytes) -> Content:
     """Return the text layer of a PDF, pages apart by a blank line. A scan without one is refused."""
-    if _is_cut_off(data):
-        raise Unusable("PDF that is cut off")
+    if b"%PDF-" in data[:1024] and _is_cut_off(data):
+        raise Unusable("broken PDF (it is cut off)")
     logging.getLogger("pypdfium2").setLevel(logging.ERROR)  # it warns of forms that it only reads
     with _ONE_AT_A_TIME, contextlib.closing(_opened(data)) as document:
         document.init_forms()
