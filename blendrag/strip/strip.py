@@ -12,6 +12,7 @@ from functools import cache
 from importlib import resources
 from itertools import groupby
 from typing import Any
+from unicodedata import category
 
 import jinja2
 import numpy as np
@@ -173,8 +174,11 @@ def _shown(text: str) -> str:
     """Return text of any origin as it is shown: on one line, at most so long, and without characters that
     change how others look."""
     line = " ".join(encodable(text[: 4 * _MAX_CHARACTERS]).split())
-    line = "".join(one if one.isprintable() else "\ufffd" for one in line)
+    line = "".join("\ufffd" if category(one) in ("Cc", "Cf") and one not in _JOINERS else one for one in line)
     return line if len(line) <= _MAX_CHARACTERS else line[: _MAX_CHARACTERS - 1] + "…"
+
+
+_JOINERS = "\u200c\u200d"  # which Persian, Hindi and emoji are written with
 
 
 @cache

@@ -151,6 +151,12 @@ def test_no_name_or_text_becomes_markup(name: str, text: str) -> None:
         assert "\u202e" not in Strip(answer(found).facts()).html()
 
 
+@pytest.mark.parametrize("name", ["می\u200cخواهم", "क\u094d\u200dष", "👩\u200d👧 \U0001fae8", "\ue000"])
+def test_name_is_shown_with_the_signs_that_its_script_needs(name: str) -> None:
+    row = {"kind": "cached", "source": name, "chunk_key": "a", "start": 0, "tokens": 9, "reused": 9}
+    assert name in Strip({"documents": [row | {"reason": "", "text": name}], "prompt": 9}).html()
+
+
 def test_strip_stays_small_and_is_whole_in_itself() -> None:
     row = {"kind": "cached", "tokens": 500, "reused": 500, "reason": "", "text": ""}
     rows = [row | {"source": f"page {n}", "chunk_key": str(n), "start": 500 * n} for n in range(64)]
