@@ -123,10 +123,10 @@ def _decode_16_bit(data: bytes) -> str:
         if data[1 - high :: 2].count(0) == 0:
             with contextlib.suppress(UnicodeDecodeError):
                 text = data.decode(encoding)
-                plain = text.encode("latin-1", "ignore")
-                western = 2 * data[high::2].count(0) > len(data) // 2
-                if western and len(plain.translate(None, CONTROL)) > 0.95 * len(text) / 2:
-                    return text
+                if 2 * data[high::2].count(0) > len(data) // 2:
+                    plain = text.encode("latin-1", "ignore").translate(None, CONTROL)
+                    if len(plain) > 0.95 * len(text) / 2:
+                        return text
                 if len(text) > _CERTAIN and not _PLAIN.fullmatch(data) and all(map(_is_of_text, set(text))):
                     return text
     raise Unusable(f"binary file (a zero byte at {data.index(0):,})")
