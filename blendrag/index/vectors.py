@@ -7,7 +7,6 @@ import ctypes
 import functools
 import json
 import os
-import struct
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,7 +22,7 @@ from blendrag.errors import (
     StoreMismatchError,
     needs,
 )
-from blendrag.files import sqlite
+from blendrag.files import hnsw, sqlite
 from blendrag.files.private import make_file, make_folder
 from blendrag.text import encodable, hash_of
 
@@ -35,9 +34,6 @@ _PAGE = 1000  # rows read at once: Chroma holds a whole answer in memory
 _SOURCE, _KEY, _ORDINAL, _METADATA = "source", "chunk_key", "ordinal", "metadata_json"
 
 _ANEW = "if its files are damaged, remove the index's folder chroma and ingest again, which keeps the KV"
-
-_ZEROS = 1 << 20  # bytes written at once
-_HEADER = struct.Struct("<iQQQQ")  # of hnswlib: version, offset, room, vectors, bytes of each
 
 
 class VectorStore:
@@ -58,6 +54,8 @@ class VectorStore:
         try:
             make_folder(folder)
             make_file(folder / "chroma.sqlite3")
+            if torn := hnsw.broken(folder):
+                raise ValueError(f"files are lost or cut off in {str(torn[0])!r}")
             self._client = chromadb.PersistentClient(
                 str(folder), settings=chromadb.Settings(anonymized_telemetry=False)
             )
@@ -126,9 +124,8 @@ class VectorStore:
             db.execute("INSERT INTO embedding_fulltext_search(embedding_fulltext_search) VALUES('optimize')")
         sqlite.compact(self._folder / "chroma.sqlite3")
         try:
-            for header in self._folder.glob("*/header.bin"):
-                _clear_unused(header)
-        except (OSError, struct.error) as error:
+            hnsw.clear_unused(self._folder)
+        except OSError as error:
             raise StoreError(f"cannot overwrite unused space in {str(self._folder)!r}: {error}") from error
         return len(ids)
 
@@ -237,19 +234,6 @@ def _leave_to_parent() -> None:
         SharedSystemClient._identifier_to_refcount = {}
 
     os.register_at_fork(after_in_child=leave)
-
-
-def _clear_unused(header: Path) -> None:
-    """Write zeros behind the vectors of a file of hnswlib's, which makes it with room for more, out of memory
-    of the process that it has never set."""
-    version, _, _, count, size = _HEADER.unpack_from(header.read_bytes())
-    if version != 1:
-        return
-    with (header.parent / "data_level0.bin").open("r+b") as file:
-        unused = os.fstat(file.fileno()).st_size - count * size
-        file.seek(count * size)
-        for left in range(unused, 0, -_ZEROS):
-            file.write(bytes(min(left, _ZEROS)))
 
 
 def _hit(text: str, row: Mapping[str, Any], score: float = 1.0) -> Source:

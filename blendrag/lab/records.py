@@ -16,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from blendrag.errors import SourceError
 from blendrag.index.text import Unusable, decode
+from blendrag.text import plain
 
 Record = TypeVar("Record", bound=BaseModel)
 
@@ -87,9 +88,9 @@ def problem_of(error: Exception) -> str:
 
 def _parse(path: Path, text: str, first_line: int) -> Any:
     try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        line = first_line + error.lineno - 1
-        raise SourceError(f"{str(path)!r}, line {line}: not JSON ({error.msg})") from error
-    except RecursionError as error:
-        raise SourceError(f"{str(path)!r}, line {first_line}: not JSON ({error})") from error
+        return plain(json.loads(text))
+    except (ValueError, RecursionError) as error:
+        line, why = first_line, str(error)
+        if isinstance(error, json.JSONDecodeError):
+            line, why = first_line + error.lineno - 1, error.msg
+        raise SourceError(f"{str(path)!r}, line {line}: not JSON ({why})") from error

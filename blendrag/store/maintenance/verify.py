@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 
 from blendrag.errors import StoreError
+from blendrag.files.hnsw import broken
 from blendrag.files.sqlite import check
 from blendrag.progress import SILENT, Progress
 from blendrag.store.maintenance.closed_index import (
@@ -33,13 +34,11 @@ ProblemKind = Literal["damaged", "missing", "orphan", "half-written", "stranger"
 _LISTED = 1000
 _AT_ONCE = 4 << 20  # bytes in memory
 
-# Of Chroma: the rows of our collection, and the files of its vectors.
+# Of Chroma: the rows of our collection.
 _ROWS = (
     "SELECT COUNT(*) FROM embeddings JOIN segments ON segments.id = segment_id"
     " JOIN collections ON collections.id = collection WHERE name = 'chunks'"
 )
-_HNSW = {"header.bin", "data_level0.bin", "length.bin", "link_lists.bin"}
-_HEADER_BYTES = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,10 +138,8 @@ class Verifier:
         chunks = number_in(ledger, "SELECT SUM(json_array_length(chunk_keys)) FROM documents")
         if (rows := number_in(chroma, _ROWS)) < chunks:
             self._add("vectors", "chroma", f"{rows:,} of {chunks:,} rows: the next ingest writes the others")
-        for folder in sorted({path.parent for path in chroma.parent.glob("*/*")}):
-            sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
-            if not sizes.keys() >= _HNSW or sizes["header.bin"] < _HEADER_BYTES:
-                self._add("vectors", f"chroma/{folder.name}", "files are lost: remove chroma, ingest again")
+        for folder in broken(chroma.parent):
+            self._add("vectors", f"chroma/{folder.name}", "files are lost: remove chroma, ingest again")
 
     def _rest(self, folder: RecordFolder) -> None:
         """Look at the files that are no records."""

@@ -262,15 +262,31 @@ def test_sources_that_have_lost_rows_are_named(store: VectorStore) -> None:
     assert store.incomplete({"a": 3, "b": 1, "c": 0, "d": 1}) == {"a", "d"}
 
 
-def test_lost_files_of_vectors_are_an_error_that_says_what_to_do(tmp_path: Path) -> None:
-    """In a process of its own: Chroma keeps what it has read."""
+@pytest.mark.parametrize(
+    ("files", "left"),
+    [
+        ("*.bin", None),
+        ("*.pickle", None),
+        ("header.bin", 50),
+        ("data_level0.bin", 0),
+        ("data_level0.bin", 9000),
+    ],
+)
+def test_lost_files_of_vectors_are_an_error_that_says_what_to_do(
+    files: str, left: int | None, tmp_path: Path
+) -> None:
+    """Chroma would end the process, or find no more than the latest texts."""
     pieces = [(f"k{number}", str(number % 90)) for number in range(1100)]
     with closing(VectorStore(tmp_path, Compass())) as store:
         store.put("a", pieces)
-    for path in tmp_path.glob("chroma/*/*.bin"):
-        path.unlink()
-    with closing(VectorStore(tmp_path, Compass())) as store, pytest.raises(StoreError, match="ingest again"):
-        store.search("0", 3)
+    for path in tmp_path.glob(f"chroma/*/{files}"):
+        path.unlink() if left is None else os.truncate(path, left)
+    with pytest.raises(StoreError, match=r"lost or cut off in .* ingest again"):
+        VectorStore(tmp_path, Compass())
+    shutil.rmtree(tmp_path / "chroma")
+    with closing(VectorStore(tmp_path, Compass())) as store:
+        store.put("a", pieces)
+        assert len(store.search("0", 3)) == 3
 
 
 def test_broken_file_is_a_store_error_each_time(tmp_path: Path) -> None:

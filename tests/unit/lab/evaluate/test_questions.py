@@ -206,6 +206,7 @@ def test_unusable_line_is_named(tmp_path: Path, change: dict[str, Any], told: st
         (b"", "line 1: not JSON"),
         (b'{"question": "?"}\n\n{"quest', "line 3: not JSON"),
         (b"[{},\n 1,]", "line 2: not JSON"),
+        (b'{"id": ' + b"9" * 5000 + b"}", "line 1: not JSON"),
         (b'"text"', "neither a list nor lines"),
         (b"[]", "no question with an answer"),
         (gzip.compress(b"[]", mtime=0)[:-9], "cannot read"),
@@ -218,6 +219,13 @@ def test_file_without_records_is_named(tmp_path: Path, content: bytes, told: str
     with pytest.raises(SourceError, match=told) as caught:
         read_questions(path, find_format("jsonl"))
     assert "mine.jsonl" in str(caught.value)
+
+
+def test_half_of_a_surrogate_pair_is_replaced_before_a_tokenizer_sees_it(tmp_path: Path) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_text(json.dumps(OWN | {"question": "Who is \ud83d?"}))
+    (row,) = read_questions(path, find_format("jsonl"))
+    assert row.text == "Who is \ufffd?"
 
 
 def test_two_rows_of_one_id_are_not_taken_for_one(tmp_path: Path) -> None:
