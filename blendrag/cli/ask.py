@@ -100,7 +100,7 @@ def _converse(index: Answering, show_thinking: bool) -> None:
     while True:
         try:
             question = input("\n> ").strip()
-        except EOFError:
+        except (EOFError, RuntimeError):  # the latter where there is no standard input at all
             typer.echo()
             return
         except KeyboardInterrupt:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
+from unittest.mock import Mock
 
 import pytest
 import typer
@@ -18,7 +19,7 @@ from typer.testing import Result
 
 from blendrag import __version__
 from blendrag.cli.app import app
-from blendrag.cli.ask import _length
+from blendrag.cli.ask import _converse, _length
 from blendrag.cli.demo_documents import demo_documents
 from blendrag.cli.options import named_path
 from blendrag.files.lock import IndexLock
@@ -147,6 +148,11 @@ def test_output_that_nobody_can_read_is_no_traceback(stream: int, how: str, work
     assert done.returncode == failed
     assert done.stderr == ("error: [Errno 28] No space left on device\n" if failed else "")
     assert done.stdout == (f"blendrag {__version__}\n" if stream == 2 else "")
+
+
+def test_conversation_ends_where_there_is_no_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    _converse(Mock(), show_thinking=False)
 
 
 def test_name_that_is_too_long_is_one_line(workdir: Path) -> None:
