@@ -80,7 +80,7 @@ def _understood(limits: Limits, cls: type[BaseModel], body: Any, read: Callable[
     marked: list[str] = []
     try:
         body = plain(body)
-        if isinstance(body, dict) and isinstance(body.get(door.holds), list) and door.holds in _ITEMS:
+        if isinstance(body, dict):
             marked = within(documents(body), limits)
             body = door.readable(body)
             match body.get("tools"):
@@ -125,10 +125,13 @@ def _check_amount(body: dict[str, Any], door: Door, limits: Limits) -> None:
 
 def _with_parameters(tool: Any) -> Any:
     """Return a tool that says what parameters it has, if it has none, too: some templates look into them."""
-    function = tool.get("function") if isinstance(tool, dict) else None
+    if not isinstance(tool, dict) or tool.get("type", "function") != "function":
+        return tool
+    function = tool.get("function", tool)  # a response's has all by itself
     if not isinstance(function, dict) or function.get("parameters"):
         return tool
-    return {**tool, "function": {**function, "parameters": parameters_of(tool)}}
+    function = {**function, "parameters": parameters_of({"function": function})}
+    return {**tool, "function": function} if "function" in tool else function
 
 
 def blended(stock: Endpoint, body: type[BaseModel]) -> Endpoint:

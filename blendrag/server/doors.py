@@ -62,8 +62,12 @@ class Door(ABC):
     tells: ClassVar[bool] = False
 
     def readable(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Return a body whose parts are of kinds that vLLM knows."""
-        return body
+        """Return a body whose parts are of kinds that vLLM knows. Raises ConfigError if nothing is left."""
+        items = body.get(self.holds)
+        return {**body, self.holds: self._readable(items)} if isinstance(items, list) else body
+
+    def _readable(self, items: list[Any]) -> list[Any]:
+        return items
 
     @abstractmethod
     async def asked(self, request: Any, state: Any) -> Asked:
@@ -122,11 +126,11 @@ class ChatCompletions(Door):
     path = "/v1/chat/completions"
     takes = "ChatCompletionRequest"
 
-    def readable(self, body: dict[str, Any]) -> dict[str, Any]:
+    def _readable(self, items: list[Any]) -> list[Any]:
         from blendrag.engine.compat.requests import content_parts
 
         known, media = content_parts()
-        return {**body, "messages": [parts.readable(one, known, media) for one in body["messages"]]}
+        return [parts.readable(one, known, media) for one in items]
 
     async def asked(self, request: Any, state: Any) -> Asked:
         plain = _of_sampling(request) or _of_messages(request.messages)
@@ -149,11 +153,11 @@ class AnthropicMessages(ChatCompletions):
     counting = "event: message_delta"
     tells = True
 
-    def readable(self, body: dict[str, Any]) -> dict[str, Any]:
+    def _readable(self, items: list[Any]) -> list[Any]:
         from blendrag.engine.compat.routes import message_parts
 
         known = message_parts()
-        return {**body, "messages": [parts.readable(one, known) for one in body["messages"]]}
+        return [parts.readable(one, known) for one in items]
 
     async def asked(self, request: Any, state: Any) -> Asked:
         from blendrag.engine.compat.routes import chat_of_messages
@@ -184,15 +188,18 @@ class Responses(Door):
     tells = True
 
     def readable(self, body: dict[str, Any]) -> dict[str, Any]:
+        return super().readable({name: value for name, value in body.items() if value is not None})
+
+    def _readable(self, items: list[Any]) -> list[Any]:
         from blendrag.engine.compat.requests import content_parts
         from blendrag.engine.compat.routes import INPUT_ITEMS, INPUT_PARTS
 
         _, media = content_parts()
-        items = (parts.readable_item(one, INPUT_ITEMS, INPUT_PARTS, media) for one in body["input"])
-        left = [one for one in items if one is not None]
-        if body["input"] and not left:
+        read = (parts.readable_item(one, INPUT_ITEMS, INPUT_PARTS, media) for one in items)
+        left = [one for one in read if one is not None]
+        if items and not left:
             raise ConfigError("input has no item with text that the model could read: give a message")
-        return {**body, "input": left}
+        return left
 
     async def asked(self, request: Any, state: Any) -> Asked:
         from blendrag.engine.compat.routes import ResponsePrompt

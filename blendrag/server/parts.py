@@ -42,6 +42,9 @@ def readable(
     kept = []
     for part in content:
         kind = part.get("type") if isinstance(part, dict) else None
+        if kind == "tool_result":
+            result = in_present_form({"role": "tool", "content": part.get("content")})
+            part = {**part, "content": result["content"]}
         if not isinstance(kind, str) or kind in known or not media.isdisjoint(part):
             kept.append(readable(part, known, media, text_kind))
         elif text := text_of(part):
@@ -55,14 +58,22 @@ def readable(
 
 
 def _call(call: Any) -> Any:
-    """Return a call with a kind, an id, and its arguments as text, without any of which vLLM refuses it."""
+    """Return a call with a kind, an id, and its arguments as text, without any of which vLLM refuses it. One
+    of a custom tool, whose input is any text, is what vLLM makes of it in a response."""
+    match call:
+        case {"type": "custom", "custom": {"name": name, "input": given}}:
+            call = {"id": call.get("id"), "function": {"name": name, "arguments": {"input": given}}}
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict):
         return call
-    arguments, name = function.get("arguments"), function.get("name")
-    written = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
-    known = {"id": call.get("id") or name, "type": call.get("type") or "function"}
-    return {**call, **known, "function": {**function, "arguments": written}}
+    known = {"id": call.get("id") or function.get("name"), "type": call.get("type") or "function"}
+    return {**call, **known, "function": _with_arguments(function)}
+
+
+def _with_arguments(function: dict[str, Any]) -> dict[str, Any]:
+    given = function.get("arguments")
+    written = given if isinstance(given, str) else json.dumps(given or {}, ensure_ascii=False)
+    return {**function, "arguments": written}
 
 
 def readable_item(
@@ -88,10 +99,12 @@ def readable_item(
             return item
         item = readable({"role": "assistant", "content": [item]}, ())
         return _said({"role": "assistant", "type": "message"}, item["content"])
-    if isinstance(output := item.get("output"), list):
-        tool = _with_images({"role": "tool", "content": output})
+    if "output" in item:
+        tool = _with_images({"role": "tool", "content": item["output"]})
         result = readable(tool, known, text_kind="input_text")
         return {**item, "output": result["content"]}
+    if kind == "function_call":
+        return _with_arguments(item)
     return {name: value for name, value in item.items() if name != "encrypted_content"}  # for its provider
 
 

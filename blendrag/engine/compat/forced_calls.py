@@ -121,8 +121,8 @@ def _most_tokens(request: Any) -> int | None:
 
 def _calls(text: str, name: str | None) -> list[ToolCall]:
     read = json.loads(text)
-    written = [{"name": name, "parameters": read}] if name is not None else read
+    called = [(name, read)] if name is not None else [(one["name"], one["parameters"]) for one in read]
     return [
-        ToolCall(function=FunctionCall(name=one["name"], arguments=json.dumps(one["parameters"])))
-        for one in written
+        ToolCall(function=FunctionCall(name=each, arguments=json.dumps(arguments, ensure_ascii=False)))
+        for each, arguments in called
     ]

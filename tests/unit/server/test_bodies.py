@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 from vllm.entrypoints.openai.chat_completion.api_router import create_chat_completion
+from vllm.entrypoints.openai.responses.api_router import create_responses
 from vllm.exceptions import VLLMValidationError
 
 from blendrag.server import Limits
@@ -193,6 +194,13 @@ def test_call_of_a_history_is_read_however_much_of_its_form_it_has(
     assert call["function"]["arguments"] == ('{"x": "Ö"}' if arguments else "{}")
 
 
+def test_call_of_a_custom_tool_leaves_the_conversation_going() -> None:
+    custom = {"id": "a", "type": "custom", "custom": {"name": "patch", "input": "Ö\n"}}
+    (call,) = read(CHAT, messages=[{"role": "assistant", "tool_calls": [custom]}]).messages[0]["tool_calls"]
+    called = {"name": "patch", "arguments": '{"input": "Ö\\n"}'}
+    assert call == {"id": "a", "type": "function", "function": called}
+
+
 def test_message_of_any_age_of_openais_keeps_its_words_and_calls() -> None:
     called = {"role": "assistant", "content": None, "function_call": {"name": "look", "arguments": "{}"}}
     refused = {"role": "assistant", "content": None, "refusal": "No."}
@@ -211,9 +219,11 @@ def test_image_is_kept(image: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("spelling", [{}, {"parameters": None}, {"parameters": {}}])
 def test_tool_without_parameters_has_none_that_a_template_could_look_into(spelling: dict[str, Any]) -> None:
-    tool = {"type": "function", "function": {"name": "clock", **spelling}}
-    (read_tool,) = read(CHAT, tools=[tool]).tools
-    assert read_tool.function.parameters == {"type": "object", "properties": {}}
+    function = {"name": "clock", **spelling}
+    (tool,) = read(CHAT, tools=[{"type": "function", "function": function}]).tools
+    response = {"input": "Hello.", "tools": [{"type": "function", **function}]}
+    (flat,) = body_of(create_responses).model_validate(response).tools
+    assert tool.function.parameters == flat.parameters == {"type": "object", "properties": {}}
 
 
 @pytest.mark.parametrize(

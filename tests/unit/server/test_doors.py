@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -148,6 +149,9 @@ def said(*parts: Any, **more: Any) -> dict[str, Any]:
         ([{"role": "user", "content": [DOCUMENTS[2]]}], ["user: t\nA fjord."]),
         ([CALL, {"type": "function_call_output", "call_id": "c", "output": [FILE]}], ["tool: hello"]),
         ([CALL, {"type": "custom_tool_call_output", "call_id": "c", "output": [FILE]}], ["tool: hello"]),
+        ([{**CALL, "arguments": {"of": 1}}, {"type": "function_call_output", "call_id": "c", "output": 5}],
+         ["tool: 5"]),
+        ([{**CALL, "arguments": None}, {"type": "function_call_output", "call_id": "c", "output": None}], []),
         ([said({"type": "refusal", "refusal": "No."}, type="message")], ["assistant: No."]),
         ([said(type="message"), said()], []),
         ([said({"type": "output_text", "text": "a"}, {"type": "output_text", "text": "b"})],
@@ -180,6 +184,24 @@ def test_history_of_responses_keeps_its_texts_whatever_is_between(items: list[An
     roles = [message["role"] for message in found.sent if message.get("content")]
     both = [f"{role}: {text}" for role, text in zip(roles, texts, strict=True)]
     assert both == ["user: Before.", *told, "user: Behind."]
+
+
+@pytest.mark.parametrize("output", [{"of": "Ö"}, [{"of": "Ö"}, 2]], ids=["object", "list"])
+def test_data_that_a_tool_gave_is_json_through_every_door(output: Any) -> None:
+    call = {"type": "tool_use", "id": "c", "name": "f", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "c", "content": output}
+    message = [{"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+    response = [CALL, {"type": "function_call_output", "call_id": "c", "output": output}]
+    for request in (read(MESSAGE, "?", messages=message), read(RESPONSE, "?", input=response)):
+        *_, told = asked(request).sent
+        assert (told["role"], told["content"]) == ("tool", json.dumps(output, ensure_ascii=False))
+
+
+@pytest.mark.parametrize("content", ["Hm?", [{"role": "user", "content": "Hm?"}]], ids=["text", "items"])
+def test_null_in_a_response_is_what_was_not_given(content: Any) -> None:
+    nulls = dict.fromkeys(RESPONSE.model_fields.keys() - {"input"})
+    request = RESPONSE.model_validate({**nulls, "input": content})
+    assert request.tool_choice == RESPONSE.model_validate({"input": content}).tool_choice
 
 
 def test_item_that_only_names_another_is_the_clients_mistake() -> None:

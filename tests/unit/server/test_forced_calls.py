@@ -22,7 +22,7 @@ from grammars import held
 
 FILTER = {"type": "object", "additionalProperties": False}
 COLOUR = {**FILTER, "properties": {"colour": {"enum": ["red", "blue"]}}, "required": ["colour"]}
-SIZE = {**FILTER, "properties": {"size": {"enum": [1, 2]}}, "required": ["size"]}
+SIZE = {**FILTER, "properties": {"size": {"enum": ["klein", "groß"]}}, "required": ["size"]}
 BY = {"type": "object", "required": ["filter"]}
 PAINT = {**BY, "properties": {"filter": {"$ref": "#/$defs/Filter"}}, "$defs": {"Filter": COLOUR}}
 SCALE = {**BY, "properties": {"filter": {"$ref": "#/definitions/Filter"}}, "definitions": {"Filter": SIZE}}
@@ -31,7 +31,7 @@ TOOLS = [
     {"type": "function", "function": {"name": "scale", "parameters": SCALE}},
     {"type": "function", "function": {"name": "clock"}},
 ]
-ARGUMENTS = {"filter": {"size": 2}}
+ARGUMENTS = {"filter": {"size": "groß"}}
 SCALED = [{"name": "scale", "parameters": ARGUMENTS}]
 NAMED = {"type": "function", "function": {"name": "scale"}}
 
@@ -71,7 +71,7 @@ def asked(name: str, speaker: Any, **body: Any) -> tuple[Any, Any]:
 
 def takes(request: Any, value: Any) -> bool:
     """By the very check that vLLM makes, and the engine's own grammar."""
-    return held(Grammar("json", request.structured_outputs.json), json.dumps(value))
+    return held(Grammar("json", request.structured_outputs.json), json.dumps(value, ensure_ascii=False))
 
 
 NAMES = ["hermes", "llama3_json", "mistral", "glm45", "qwen3_coder", "granite", "pythonic", "minimax_m2"]
@@ -99,7 +99,7 @@ def test_forced_call_is_held_to_its_tools_schema(name: str, speaker: Any) -> Non
 def test_forced_call_is_read_as_a_call(name: str, choice: Any, streamed: bool, speaker: Any) -> None:
     hold_forced_calls(name, forced_schema)
     parser, request = asked(name, speaker, tool_choice=choice)
-    text = json.dumps(ARGUMENTS if choice == NAMED else SCALED)
+    text = json.dumps(ARGUMENTS if choice == NAMED else SCALED, ensure_ascii=False)
     if streamed:
         ids = speaker.encode(text, add_special_tokens=False)
         parts = [
@@ -112,8 +112,9 @@ def test_forced_call_is_read_as_a_call(name: str, choice: Any, streamed: bool, s
         _, content, calls = parser.parse(text, request, enable_auto_tools=True)
     assert not content
     assert "".join(call.name or "" for call in calls) == "scale"
-    called = json.loads("".join(call.arguments or "" for call in calls))
-    jsonschema.validate(called, SCALE)
+    called = "".join(call.arguments or "" for call in calls)
+    assert "groß" in called
+    jsonschema.validate(json.loads(called), SCALE)
 
 
 def test_tool_that_cannot_be_forced_is_the_clients_error(speaker: Any) -> None:
