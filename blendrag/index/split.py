@@ -12,19 +12,28 @@ from unicodedata import category, combining
 from blendrag.errors import ConfigError, ModelNotSupportedError
 from blendrag.prompt.template import encode_document
 
-# Where a text is cut, best place first: paragraphs (headings of Markdown stay with what follows them), lines,
-# sentences (Chinese and Japanese ones end without a space, but with their quotes), words.
-_HEADING = r"(?:#{1,6} [^\n]*|[^\n]+\n[=~-]{3,}[ \t]*)\n\s*\n"
+# Where a text is cut, best place first: paragraphs and lines (headings stay with what follows them),
+# sentences (Chinese and Japanese ones end without a space, but with their quotes), words, and, without blanks
+# there, behind a sign: a cut within a number of compact JSON would make two others.
+_HEADING = (
+    r"(?:(?:#{1,6}|={1,6}|\*{2,8}|h[1-6]\.) |"  # Markdown; AsciiDoc, Typst, wikis; Org; Textile
+    r"\\(?:chapter|(?:sub)*section)\b|\.S[HS] )[^\n]*\n"  # LaTeX; man
+)
+_SIGNS = r"=~^\"'*+.#:_-"  # under a heading of reStructuredText or Markdown, and perhaps over it
+_UNDERLINED = rf"(?:([{_SIGNS}])\1{{2,}}\n)?[^\n]+\n[{_SIGNS}]{{3,}}[ \t]*\n"
 _END, _QUOTE = ".!?…।॥؟۔։።။។།", "\"'”’»)"  # in front of a blank; the last are of Burmese, Khmer and Tibetan
 _FULL, _CLOSE = "。！？．｡", "」』”’）》】〉"
+_BEHIND_SIGN = re.compile(
+    rf"(?<=[,;|)\]}}>，、；：])(?![,;|)\]}}>，、；：{_CLOSE}]|(?<=\d,)\d{{3}}(?!\d))"  # nor in 1,000
+)
 _SEPARATORS = [
-    re.compile(pattern)
-    for pattern in (
-        rf"\n\s*\n(?:{_HEADING})*",
-        r"(?<!\n)\n(?!\s*\n)",
-        rf"(?:(?<=[{_END}])|(?<=[{_END}][{_QUOTE}]))\s|(?:(?<=[{_FULL}])|(?<=[{_FULL}][{_CLOSE}]))(?![{_FULL}{_CLOSE}])",
-        r"\s",
-    )
+    re.compile(rf"(?:\n\s*)?\n(?:{_HEADING}\s*\n){{1,4}}|\n\s*\n(?:{_UNDERLINED}\s*\n){{0,4}}"),
+    re.compile(rf"(?<!\n)\n(?!\s*\n)(?:{_HEADING}){{0,4}}"),
+    re.compile(
+        rf"(?:(?<=[{_END}])|(?<=[{_END}][{_QUOTE}]))\s|(?:(?<=[{_FULL}])|(?<=[{_FULL}][{_CLOSE}]))(?![{_FULL}{_CLOSE}])"
+    ),
+    re.compile(r"\s"),
+    _BEHIND_SIGN,
 ]
 _WORD_START = re.compile(r"(?<!\S)\S")
 _NOT_SPACE = re.compile(r"\S")
@@ -63,9 +72,9 @@ _JOINED = re.compile(
 class Splitter:
     """A splitter of texts into pieces of at most ``chunk_tokens`` tokens.
 
-    A full piece ends at the last paragraph in its second half, else at the last line, sentence or word there,
-    else at any letter. Nothing but white space around pieces is lost. Neighbours share about ``overlap``
-    tokens. Raises ConfigError for sizes that do not go together.
+    A full piece ends at the last paragraph in its second half, else at the last line, sentence, word or sign
+    there, else at any letter. Nothing but white space around pieces is lost. Neighbours share about
+    ``overlap`` tokens. Raises ConfigError for sizes that do not go together.
     """
 
     def __init__(self, tokenizer: Any, *, chunk_tokens: int = 512, overlap: int = 0) -> None:
@@ -135,7 +144,7 @@ class Splitter:
         if not self._overlap:
             return end
         repeated = _letter_start(text, block[max(bisect_left(block, end) - self._overlap, 0)], start)
-        word = _WORD_START.search(text, repeated, end)
+        word = _WORD_START.search(text, repeated, end) or _BEHIND_SIGN.search(text, repeated, end)
         if word is None and text[end].isspace():
             return end  # they are the end of a long word, which means nothing alone
         return max(word.start() if word else repeated, start + 1)
