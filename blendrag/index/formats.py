@@ -37,15 +37,16 @@ def read_markdown(data: bytes) -> Content:
 
 
 _PICTURE = re.compile(
-    r"""(\]\(\s?<?|\]:\s*<?|\bsrc(?:set)?=["'])"""
+    r"""(\]\(\s?<?|\]:\s*<?|["'])"""
     r"data:(?:image/|application/octet-stream)[\w.+;=-]*,(?:[\w+/=%.-]|\n(?=[A-Za-z\d+/]{60})){100,}",
     re.I,
 )
 
 
 def read_escaped(data: bytes) -> Content:
-    """Read data with the signs in place of what JSON may write for them; it means the same."""
-    return Content(_ESCAPED.sub(_sign, decode(data)))
+    """Read data with the signs in place of what JSON may write for them, which mean the same, and without
+    pictures in letters."""
+    return Content(_PICTURE.sub(r"\1", _ESCAPED.sub(_sign, decode(data))))
 
 
 _ESCAPED = re.compile(r"\\[\\/]|\\u[Dd][89ABab][0-9A-Fa-f]{2}\\u[0-9A-Fa-f]{4}|\\u[0-9A-Fa-f]{4}")
@@ -66,7 +67,8 @@ def read_yaml(data: bytes) -> Content:
     word; what is no YAML stays as it is."""
     text, pieces, at = decode(data), list[str](), 0
     with contextlib.suppress(yaml.YAMLError):
-        for token in yaml.scan(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        for token in yaml.scan(text, Loader=loader) if "\\" in text else ():
             if isinstance(token, yaml.ScalarToken) and token.style == '"':
                 begin, end = token.start_mark.index, token.end_mark.index
                 pieces += text[at:begin], _OF_YAML.sub(_unfolded, text[begin:end])
@@ -164,7 +166,7 @@ _TEXT = (
     ".bst", ".rnw", ".rd", ".pod", ".rdoc", ".puml", ".mmd", ".dot", ".ris", ".nbib", ".enw", ".ass", ".ssa",
     ".sbv", ".lrc", ".ttml", ".pot", ".strings", ".resx", ".xlf", ".xliff", ".tmx", ".plist", ".tei", ".dbk",
     ".docbook", ".nxml", ".kml", ".gpx", ".wsdl", ".xsl", ".xslt", ".dtd", ".rdf", ".ttl", ".ldif", ".ledger",
-    ".journal", ".beancount", ".vcs", ".cnf", ".reg", ".cmd", ".awk", ".sed", ".tcl", ".ksh", ".csh", ".psd1",
+    ".journal", ".beancount", ".cnf", ".reg", ".cmd", ".awk", ".sed", ".tcl", ".ksh", ".csh", ".psd1",
     ".vbs", ".bas", ".asm", ".f", ".for", ".f77", ".f95", ".f03", ".cob", ".cbl", ".pas", ".adb", ".ads",
     ".v", ".sv", ".vhd", ".vhdl", ".lisp", ".el", ".scm", ".rkt", ".cljs", ".cljc", ".edn", ".fsx", ".fsi",
     ".mli", ".elm", ".purs", ".coffee", ".pug", ".hbs", ".ejs", ".twig", ".jinja", ".j2", ".erb", ".tmpl",
@@ -184,7 +186,7 @@ READERS: dict[str, Reader] = {
     **dict.fromkeys((".html", ".htm", ".xhtml"), read_html),
     **dict.fromkeys(_JSON, read_escaped),
     **dict.fromkeys((".yaml", ".yml"), read_yaml),
-    **dict.fromkeys((".ics", ".vcf"), read_folded),
+    **dict.fromkeys((".ics", ".vcs", ".vcf"), read_folded),
     **dict.fromkeys((".xml", ".rss", ".atom", ".opml", ".dita"), read_xml),
     ".pdf": read_pdf,
     **dict.fromkeys((".docx", ".pptx", ".xlsx", ".epub"), read_archive),

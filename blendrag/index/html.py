@@ -69,7 +69,7 @@ _TICKS = (" [ ] ", " [x] ")
 _WITHOUT_TEXT = ("color", "file", "hidden", "image", "password", "range")
 _SEEN = {0xA0: " ", 0xAD: None, 0x200B: None}  # a blank, and where a word may be parted
 _UNREAD = (
-    "nav, template, div[role=navigation], ul[role=navigation],"
+    "nav, template, div[role=navigation], ul[role=navigation], .mw-editsection, .mw-cite-backlink,"
     "svg :is(symbol, defs):not(:has(text, foreignObject))"  # names of icons
 )
 _MARKS = frozenset("¶§↩↵↑⇧🔗\ufe0e\ufe0f")  # links that lead to where they stand, or back
@@ -92,6 +92,8 @@ _LINE_NUMBERS = (
     " a[data-nosnippet]):not(:has(*)), pre:is(.linenos, .lineno), td:has(> pre.lines):has(+ td pre),"
     "tr:has(pre) > td:is(.linenos, .gutter, .linenumbers, .lntd:has(.lnt)):not(:has(td))"
 )
+# Doxygen's and SyntaxHighlighter's (of Confluence and WordPress) beside those of HTML.
+_SAMPLES = "xmp, listing, div.fragment:has(> div.line), .syntaxhighlighter div.container:has(> div.line)"
 # Of styles: a line of its own; all its blanks kept, as code; lines kept.
 _LINE = re.compile(r"(?<![\w-])display\s*:\s*block(?![\w-])", re.I)
 _CODE_STYLE = re.compile(r"(?<![\w-])white-space\s*:\s*pre\b(?!-)", re.I)
@@ -121,9 +123,9 @@ def _prepare(page: Document) -> None:
         place = menu.source_location
         menu.decompose() if place and place.end_tag else menu.unwrap()
     page.remove("iframe, body > input:has(+ label:empty, + input + label:empty)")  # these open menus
-    _drop_marks(page)
-    for sample in page.select("xmp, listing, div.fragment:has(> div.line)"):  # the last is Doxygen's
+    for sample in page.select(_SAMPLES):
         sample.tag = "pre"
+    _drop_marks(page)
     _take_from_confluence(page)
     for struck in page.select("span[style*='line-through' i]"):
         struck.tag = "s"

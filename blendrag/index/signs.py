@@ -33,7 +33,8 @@ def write_signs(page: Document) -> None:
         said = texts[0].data.lstrip(" \t\n\xa0\u2060") if texts and not apart else ""
         if RAISED.match(said):
             texts[0].data = said
-            _mark(raised, "^")
+            mixed = _is_over(raised) and "".join(text.data for text in _first_texts(before))[-1:].isdigit()
+            _mark(raised, " " if mixed else "^")
     for lowered in page.select("sub"):
         both = (_beside(lowered, "previous_sibling"), lowered)
         ahead, said = ("".join(text.data for text in _first_texts(part)) for part in both)
@@ -74,6 +75,13 @@ def _mark(part: Element, sign: str) -> None:
     if _digit_behind(part):
         _enclose(part)
     part.insert(0, Text(sign))
+
+
+def _is_over(part: Element) -> bool:
+    """Return whether this is the upper number of a fraction."""
+    slash = part.next_sibling
+    below = slash.next_sibling if isinstance(slash, Text) and slash.data.strip() in ("/", "\u2044") else None
+    return isinstance(below, Element) and below.tag == "sub"
 
 
 def _digit_behind(part: Element) -> bool:

@@ -65,7 +65,7 @@ def _decode(data: bytes, declared: str) -> str:
     used = data.rstrip(b"\0")  # zeros at the end may fill a block
     if b"\0" in used or 2 * len(used) < len(data) or (used != data and not _is_utf_8(used)):
         return _decode_16_bit(data)
-    data = _STRUCK.sub(b"", used) if b"\b" in used else used
+    data = _UNSEEN.sub(b"", used) if b"\b" in used or b"\x1b[" in used else used
     if len(data.translate(None, CONTROL)) < 0.95 * len(data):
         raise Unusable("binary file")
     if b"\x1b$" in data:
@@ -84,8 +84,8 @@ def _decode(data: bytes, declared: str) -> str:
     return data.decode(_detected(_ASCII.sub(b"\n", data)[:_SAMPLE]), errors="replace")
 
 
-# A letter under itself or above a line, as "man" writes bold and underlined ones.
-_STRUCK = re.compile(rb"([!-~]|[\xc2-\xf4][\x80-\xbf]{1,3})\x08(?=\1)|_\x08")
+# A letter under itself or above a line, as "man" writes bold and underlined ones; colours of a terminal.
+_UNSEEN = re.compile(rb"([!-~]|[\xc2-\xf4][\x80-\xbf]{1,3})\x08(?=\1)|_\x08|\x1b\[[\d;:]*[mK]")
 
 
 def _is_utf_8(data: bytes) -> bool:

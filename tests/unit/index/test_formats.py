@@ -9,6 +9,7 @@ import lzma
 import pickle
 import re
 import site
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from importlib.metadata import distributions
@@ -43,7 +44,7 @@ def test_markdown_is_its_source(source: str) -> None:
     assert content(source.encode("utf-8-sig"), ".md").text == source
 
 
-def test_picture_in_letters_is_left_out_of_markdown() -> None:
+def test_picture_in_letters_is_left_out_of_markdown_and_json() -> None:
     letters = b"data:image/png;base64," + b"iVBORw0KGgo+/" * 100
     data = b"![][image1] ![crane](%s)\n\n[image1]: <%s>\n" % (letters, letters)
     assert content(data, ".md").text == "![][image1] ![crane]()\n\n[image1]: <>\n"
@@ -53,6 +54,8 @@ def test_picture_in_letters_is_left_out_of_markdown() -> None:
             assert kept == (before + behind).decode()
     for behind in ("\n" + "=" * 70, "\n" + "\u9577" * 70):
         assert content(b"[a]: " + letters + behind.encode(), ".md").text == f"[a]: {behind}"
+    said = content(rb'{"url":"%s","at":"\/"}' % letters.replace(b"/", rb"\/"), ".json").text
+    assert json.loads(said) == {"url": "", "at": "/"}
     style = b"```css\ncrane { background: url(%s) }\n```" % letters
     assert content(style, ".md").text == style.decode()
 
@@ -103,6 +106,12 @@ def test_yaml_outside_double_quotes_is_its_source(data: bytes) -> None:
     assert content(data, ".yaml").text == data.decode()
 
 
+def test_yaml_in_which_no_letter_is_escaped_takes_no_time() -> None:
+    begin = time.process_time()
+    assert content(b"[" * 50_000, ".yaml").text == "[" * 50_000
+    assert time.process_time() - begin < 1
+
+
 @given(st.recursive(st.text(), lambda part: st.lists(part) | st.dictionaries(st.text(), part), max_leaves=6))
 def test_yaml_means_what_it_meant(value: object) -> None:
     assert yaml.safe_load(content(yaml.safe_dump(value).encode(), ".yaml").text) == value
@@ -120,7 +129,7 @@ def test_letters_that_xml_writes_as_numbers_are_found(suffix: str, prolog: bytes
     assert content(data, suffix).text == prolog.decode() + text
 
 
-@pytest.mark.parametrize("suffix", [".ics", ".vcf"])
+@pytest.mark.parametrize("suffix", [".ics", ".vcs", ".vcf"])
 def test_word_and_letter_that_a_folded_line_parts_are_whole(suffix: str) -> None:
     data = b"SUMMARY:Quarterly meet\r\n ing in the caf\xc3\r\n\t\xa9\r\nLOCATION:Bergen\r\n"
     assert content(data, suffix).text == "SUMMARY:Quarterly meeting in the caf\u00e9\nLOCATION:Bergen\n"

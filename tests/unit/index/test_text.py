@@ -143,6 +143,7 @@ def test_broken_byte_in_utf_8_costs_no_other_letter(damage: bytes) -> None:
         ("30 €\n".encode() + bytes(5), "30 €\n"),  # zeros that fill a block
         (b"a\r\nb\rc\n", "a\nb\nc\n"),
         ("N\bNA\bAM\bM\u00c9\b\u00c9 _\bf_\bi_\bl_\be\n".encode(), "NAM\u00c9 file\n"),  # by "man"
+        (b"\x1b[1;31mERROR\x1b[0m\x1b[K [1m] disk\n", "ERROR [1m] disk\n"),  # by a terminal
     ],
 )
 def test_text_is_the_same_whatever_has_written_it(data: bytes, text: str) -> None:
