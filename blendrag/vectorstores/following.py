@@ -108,10 +108,10 @@ def read(
                 bar.advance(len(page))
                 bar.note("reading the store")
     except SourceError:
-        names: list[str] = []
+        names = [store.collection]
         with contextlib.suppress(Exception):  # a key may be for one collection only
             names = list(store.names())
-        if names and store.collection not in names:
+        if store.collection not in names:
             near = closest(store.collection, names)
             raise ConfigError(f"{where}: there is no such collection{near}") from None
         raise

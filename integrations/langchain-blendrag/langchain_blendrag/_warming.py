@@ -9,7 +9,7 @@ import logging
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from blendrag import KeptDocuments, PrefillReport, Progress, SyncReport
     from langchain_blendrag.chat_models import ChatBlend
 
+PAGE = 1000
+"""Documents that a store is asked for at once."""
 _BATCH = 32  # chunks that an interrupted ``ingest`` loses at most
 _log = logging.getLogger(__name__)
 _SEARCH = re.compile(r"a?(similarity|max_marginal_relevance|hybrid)_search")
@@ -93,7 +95,8 @@ class WarmingStore(VectorStore):
                 ``chunk_tokens``).
 
         Raises:
-            ConfigError: If there is neither a text splitter nor an ``llm`` to measure with.
+            ConfigError: If there is neither a text splitter nor an ``llm`` to measure with, or each addition
+                replaces what the store holds.
             BlendragError: If KV cannot be computed. What was stored stays; the next run goes on.
         """
         if text_splitter is None:
@@ -102,13 +105,19 @@ class WarmingStore(VectorStore):
                     "ingest() measures chunks in the model's tokens: give llm=, or text_splitter="
                 )
             text_splitter = token_splitter(self.llm.chat)
+        if getattr(self, "mode", None) == "overwrite":  # LanceDB's default
+            raise ConfigError(
+                "this store keeps only what was added last: make it with mode='append' for ingest()"
+            )
         chunks, report = identified(text_splitter.split_documents(documents)), ChunkIngestReport()
+        present = set[str]()
+        with suppress(ConfigError):  # of a store that cannot tell, all is added
+            present = self._present(id for id, _ in chunks)
         with progress_bar(show_progress) as bar:
             bar.note("ingest")
             bar.total(len(chunks))
             before: dict[str, tuple[str, Document]] = {}  # the last of every source
             for batch in (chunks[at : at + _BATCH] for at in range(0, len(chunks), _BATCH)):
-                present = self._present(id for id, _ in batch) or set()
                 missing = [(id, chunk) for id, chunk in batch if id not in present]
                 if missing:
                     with self._quietly():
@@ -149,14 +158,20 @@ class WarmingStore(VectorStore):
     def _documents(self) -> Mapping[str, Document]:
         """Return all documents by id, in order. Raises ConfigError if they cannot be listed."""
 
-    def _present(self, ids: Iterable[str]) -> set[str] | None:
-        """Return those of ``ids`` that are stored, maybe with other dashes; None if the store cannot tell."""
+    def _present(self, ids: Iterable[str]) -> set[str]:
+        """Return those of ``ids`` that are stored, maybe with other dashes. Raises ConfigError if the store
+        can neither be asked by ids nor listed."""
         wanted = list(ids)
+        named: Iterable[Any]
         try:
-            found = self.get_by_ids(wanted)
+            found = [
+                one for at in range(0, len(wanted), PAGE) for one in self.get_by_ids(wanted[at : at + PAGE])
+            ]
+            named = [
+                one.id or one.metadata.get("_id") for one in found
+            ]  # where Qdrant's documents have theirs
         except NotImplementedError:
-            return None
-        named = (one.id or one.metadata.get("_id") for one in found)  # where Qdrant's documents have theirs
+            named = self._documents()
         forms = {form for id in named if id is not None for form in spellings(str(id))}
         return {id for id in wanted if id in forms}
 
@@ -203,14 +218,11 @@ class WarmingStore(VectorStore):
         if self._warms:
             known = self._collection_of_kv().ids()
             try:
-                present = self._present(known) if known else known
-                if present is None:
-                    listed = {form for id in self._documents() for form in spellings(id)}
-                    present = known & listed
+                gone = known - self._present(known)
             except ConfigError:
                 _log.warning("%s cannot tell what it removed: KV of it may be kept", type(self).__name__)
             else:
-                self._forget(known - present)
+                self._forget(gone)
 
 
 def _parts_of(documents: Mapping[str, Document]) -> tuple[dict[str, list[str]], dict[str, str]]:

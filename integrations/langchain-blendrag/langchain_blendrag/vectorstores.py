@@ -13,7 +13,7 @@ from langchain_core.documents import Document
 from blendrag import Collection
 from blendrag.errors import needs
 from langchain_blendrag._ingest import encodable
-from langchain_blendrag._warming import WarmingStore, keeping
+from langchain_blendrag._warming import PAGE, WarmingStore, keeping
 
 with needs("langchain-blendrag[chroma]"):
     from langchain_chroma import Chroma
@@ -21,7 +21,6 @@ with needs("langchain-blendrag[chroma]"):
 if TYPE_CHECKING:
     from langchain_blendrag.chat_models import ChatBlend
 
-_PAGE = 1000
 _PICTURE = re.compile(r"[A-Za-z0-9+/]{256,}={0,2}")  # add_images keeps them in base64, as if they were texts
 
 
@@ -127,8 +126,8 @@ class BlendChroma(WarmingStore, Chroma):
     def _documents(self) -> Mapping[str, Document]:
         documents: dict[str, Document] = {}
         ids = self.get(include=[])["ids"]  # at first: deletions shift what is counted
-        for begin in range(0, len(ids), _PAGE):
-            page = self.get(ids[begin : begin + _PAGE], include=["documents", "metadatas"])
+        for begin in range(0, len(ids), PAGE):
+            page = self.get(ids[begin : begin + PAGE], include=["documents", "metadatas"])
             for id, text, metadata in zip(page["ids"], page["documents"], page["metadatas"], strict=True):
                 if text and not _PICTURE.fullmatch(text):
                     documents[id] = Document(text, metadata=metadata or {})
@@ -136,5 +135,5 @@ class BlendChroma(WarmingStore, Chroma):
 
     def _present(self, ids: Iterable[str]) -> set[str]:
         wanted = list(ids)
-        parts = (wanted[at : at + _PAGE] for at in range(0, len(wanted), _PAGE))
+        parts = (wanted[at : at + PAGE] for at in range(0, len(wanted), PAGE))
         return {id for part in parts for id in Chroma.get(self, part, include=[])["ids"]}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from langchain_core.documents import Document
-from langchain_core.vectorstores import InMemoryVectorStore
+from langchain_core.vectorstores import InMemoryVectorStore, VectorStore
 from langchain_text_splitters import RecursiveCharacterTextSplitter
 
 from blendrag.errors import ConfigError, EngineError
@@ -41,6 +41,26 @@ def test_second_run_does_only_what_is_new(store: Any, recorder: Any, embeddings:
     assert len(embeddings.embedded) == embedded
     third = ingest(store, [Document("New.", metadata={"source": "chapter 0"}), *book()])
     assert (third.added, third.skipped, third.chunks) == (1, 100, 1)
+
+
+def test_store_that_is_only_listed_gets_nothing_twice(
+    recorded_llm: Any, recorder: Any, embeddings: Any
+) -> None:
+    class Listed(InMemoryVectorStore):
+        get_by_ids = VectorStore.get_by_ids
+
+    store = warm(Listed(embeddings), recorded_llm)
+    assert ingest(store, book()).added == len(embeddings.embedded) == 100
+    assert ingest(store, book()).skipped == len(embeddings.embedded) == 100
+
+
+def test_store_that_keeps_the_last_addition_only_is_refused(recorded_llm: Any, embeddings: Any) -> None:
+    store: Any = warm(InMemoryVectorStore(embeddings), recorded_llm)
+    store.mode = "overwrite"  # as LanceDB's has
+    with pytest.raises(ConfigError, match="mode='append'"):
+        ingest(store, book())
+    store.mode = "append"
+    assert ingest(store, book()).added == len(store.store) == 100
 
 
 def test_half_of_a_surrogate_pair_costs_no_chunk(store: Any, recorder: Any) -> None:

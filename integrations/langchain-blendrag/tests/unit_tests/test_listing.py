@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
 from langchain_core.vectorstores import VectorStore
 
@@ -108,3 +109,18 @@ def test_what_a_filter_deleted_is_released(
         store.add_texts(TEXTS, SOURCES, ids=IDS)
         store.delete(expr=f'pk < "{IDS[10]}"')
         assert recorder.kept == set(TEXTS[10:])
+
+
+@pytest.mark.parametrize(
+    "kind", [milvus, lance]
+)  # without get_by_ids; the first addition makes the collection
+def test_second_ingest_adds_nothing(
+    kind: Any, embeddings: Any, tmp_path: Path, recorded_llm: ChatBlend, recorder: Any
+) -> None:
+    documents = [Document(text, metadata={"source": "page"}) for text in TEXTS]
+    with ExitStack() as stack:
+        store: Any = warm(kind(embeddings, tmp_path, stack), recorded_llm)
+        store.mode = "append"  # of LanceDB's
+        reports = [store.ingest(documents, show_progress=False) for _ in range(2)]
+        assert [(report.added, report.skipped) for report in reports] == [(300, 0), (0, 300)]
+        assert store.sync(show_progress=False).unchanged == len(TEXTS)
