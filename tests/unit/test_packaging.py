@@ -159,7 +159,7 @@ def test_setuptools_that_llama_index_refuses_is_not_locked() -> None:
 
 
 def test_old_llama_index_that_resolvers_fall_back_to_is_noticed() -> None:
-    assert Version(version("llama-index-core")) >= Version("0.14")
+    assert Version(version("llama-index-core")) >= Version("0.14.23")
 
 
 def test_namespace_of_llama_index_is_not_taken_over() -> None:

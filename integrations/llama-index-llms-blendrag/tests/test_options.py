@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -209,3 +211,10 @@ def test_several_answers_are_warned_about(make_llm: Make) -> None:
 def test_another_model_cannot_be_asked_for(make_llm: Make) -> None:
     with pytest.raises(ConfigError, match="make another one"):
         make_llm().chat(HELLO, model="gpt-4o")
+
+
+def test_type_checkers_let_every_option_through() -> None:
+    """Fields tell them that all are needed, and that there are no others."""
+    nodes = ast.walk(ast.parse(inspect.getsource(BlendLLM)))
+    (made,) = (one.args for one in nodes if isinstance(one, ast.FunctionDef) and one.name == "__init__")
+    assert made.kwarg is not None and len(made.args) == 1

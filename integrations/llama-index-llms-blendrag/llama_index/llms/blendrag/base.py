@@ -148,6 +148,10 @@ class BlendLLM(BlendOverrides, StructuredByGrammar):
         None, description="Id of the conversation; None: told from its messages."
     )
 
+    if TYPE_CHECKING:  # fields tell checkers of none of those settings, nor of texts as keys and folders
+
+        def __init__(self, **options: Any) -> None: ...
+
     _chat_made: ChatModel | None = PrivateAttr(default=None)
     _chat_made_of: dict[str, Any] = PrivateAttr(default_factory=dict)
     _window: int | None = PrivateAttr(default=None)
