@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby, product
-from math import hypot
+from math import cos, hypot
 from typing import Any
 
 import pypdfium2 as pdfium
@@ -38,18 +38,16 @@ def read_pdf(data: bytes) -> Content:
         pages = list(_in_time(document, _SECONDS * (1 + len(data) / (1 << 20))))
         made = document.get_metadata_dict()
         is_only_for_adobe = document.get_formtype() in (raw.FORMTYPE_XFA_FULL, raw.FORMTYPE_XFA_FOREGROUND)
-    texts = [page.text for page in pages]
+    texts = [text for text, _, _ in pages]
     if _OF_TEX.search(f"{made['Creator']} {made['Producer']}"):
         texts = [_UNBROKEN.sub(_with_its_accents, _ACCENTED.sub(_with_accent, text)) for text in texts]
     texts = _rejoined([text.translate(_LETTERS).strip() for text in texts])
-    fields = "\n".join(dict.fromkeys(field for page in pages for field in page.fields))
+    fields = "\n".join(dict.fromkeys(field for *_, fields in pages for field in fields))
     if not fields and "".join(texts).startswith("Please wait...") and is_only_for_adobe:
         raise Unusable("PDF whose form only Adobe's programs show (XFA): print it there as a PDF")
     if not fields and not any(texts):
         raise Unusable("PDF without text (a scan has to go through OCR first)")
-    written = [
-        "\n".join((text, *_unless_in(text, page.notes))) for text, page in zip(texts, pages, strict=True)
-    ]
+    written = ["\n".join((text, *_unless_in(text, page[1]))) for text, page in zip(texts, pages, strict=True)]
     return Content("\n\n".join(filter(None, map(str.strip, [*written, fields]))), {"pages": len(pages)})
 
 
@@ -68,26 +66,21 @@ def _opened(data: bytes) -> pdfium.PdfDocument:
         raise
 
 
-@dataclass(frozen=True, slots=True)
-class _Page:
-    """What a page holds: its text layer, what was written on it, and filled into its part of a form."""
-
-    text: str
-    notes: list[str]
-    fields: list[str]
-
-
-def _in_time(document: pdfium.PdfDocument, seconds: float) -> Iterator[_Page]:
-    """Yield pages as long as there is time, of which only this thread's work counts."""
+def _in_time(document: pdfium.PdfDocument, seconds: float) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Yield what each page holds as long as there is time, of which only this thread's work counts: its text
+    layer, what was written on it, and filled into its part of a form."""
     end = time.thread_time() + seconds
     for number in range(len(document)):
         if time.thread_time() > end:
             raise Unusable(
                 f"PDF that takes more than {seconds:.0f} s, too many for its size: print it as a new PDF"
             )
-        with contextlib.closing(document[number]) as page:
-            notes, fields = _beside(page)
-            yield _Page(text_of(page), notes, fields)
+        try:
+            page = document[number]
+        except pdfium.PdfiumError:  # there is none, though the file counts it
+            continue
+        with contextlib.closing(page):
+            yield text_of(page), *_beside(page)
 
 
 # -- what TeX and typesetters write -----------------------------------------------------------------------
@@ -249,39 +242,60 @@ _HYPHEN = "\x02"  # as PDFium says, at a line's end
 def _gap(piece: _Piece, last: _Piece, line: _Piece, behind_digit: bool) -> tuple[str, float, bool]:
     """Return what parts a piece from the last one; how far above its line it stands, in parts of the line's
     height; and whether it joins the last one in smaller letters."""
+    of_numbers = behind_digit and not piece.text[:1].isalpha()
     if piece.way != line.way:
-        return piece.gap, 0.0, False
+        return piece.gap or "\n" * of_numbers, 0.0, False
     above, apart = (piece.across - line.across) / line.height, (piece.begin - last.end) / line.height
     joins, is_smaller, gap = -0.6 < apart < 0.4, piece.height < 0.85 * line.height, piece.gap
     if "\n" in gap and joins and (abs(above) < 0.05 or (is_smaller and abs(above) < 0.9)):
         gap = " " if apart > 0.12 else ""  # PDFium takes what is raised for a line of its own
     elif gap == " " and last.is_for_others and apart < 0.15:
         gap = ""  # PDFium does not see how wide these others are
-    of_numbers = behind_digit and not piece.text[:1].isalpha()
     if not gap and abs(above) < 0.5 and apart > (0.15 if of_numbers else 1):
         gap = " "  # PDFium sees none where it saw one in a line before, and would join columns
+    elif of_numbers and not gap and abs(above) > 1:
+        gap = "\n"  # nor between cells one below another
     return gap, above, is_smaller and joins and not gap
 
 
 def _pieces(layer: pdfium.PdfTextPage) -> Iterator[_Piece]:
     """Yield the texts of a layer, with TeX's accents before their letters: PDFium has the letters first."""
     gap, last, its_places = "", None, list[int]()
-    for drawn, group in groupby(range(layer.count_chars()), partial(_drawing, layer)):
+    units = "".join(chr(raw.FPDFText_GetUnicode(layer, place)) for place in range(layer.count_chars()))
+    for drawn, group in groupby(_in_order(layer, units), partial(_drawing, layer)):
         places = list(group)
-        units = "".join(chr(raw.FPDFText_GetUnicode(layer, place)) for place in places)
-        text = units.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        text = "".join(units[place] for place in places)
+        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         if drawn is None:  # a blank or line's end of PDFium's own
             gap += text
             continue
         piece = _piece(layer, places, gap, text)
-        if last and text in _ACCENTS and piece.begin < last.end and not gap:
+        middle = (piece.begin + piece.end) / 2
+        if last and text in _ACCENTS and last.begin < middle < last.end and "\n" not in gap:
             begins = (_along(_origin(layer, place), last.way) for place in its_places)
-            letter = sum(begin < (piece.begin + piece.end) / 2 for begin in begins) - 1
+            letter = sum(begin < middle for begin in begins) - 1
             last.text = last.text[:letter] + text + last.text[letter:]
         else:
             yield piece
             last, its_places = piece, places
         gap = ""
+
+
+def _in_order(layer: pdfium.PdfTextPage, units: str) -> list[int]:
+    """Return the places of a layer as they are read: PDFium takes what letters stand for (ActualText) as it
+    is drawn, also in words from right to left."""
+    places = list(range(len(units)))
+    for word in _FROM_RIGHT.finditer(units):
+        way = round(cos(raw.FPDFText_GetCharAngle(layer, word.start())))
+        right = {place: way * _origin(layer, place)[0] for place in range(*word.span())}
+        letters = [right[place] for place in right if units[place].isalpha()]
+        if letters != sorted(letters, reverse=True):
+            places[slice(*word.span())] = sorted(right, key=right.__getitem__, reverse=True)
+    return places
+
+
+# Without numbers, which stand from left to right.
+_FROM_RIGHT = re.compile("[\u0590-\u065f\u066e-\u06ef\u06fa-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]{2,}")
 
 
 def _piece(layer: pdfium.PdfTextPage, places: list[int], gap: str, text: str) -> _Piece:

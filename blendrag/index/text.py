@@ -182,7 +182,7 @@ _USUAL = {  # languages by encoding
     "windows-1257": "est lav lit",
     "windows-1258": "vie",
 }
-_CLOSE = 0.3  # of the likeliest one's confidence
+_CLOSE = 0.5  # of the likeliest one's confidence
 _EURO = re.compile(rb"\d ?\xa4|\xa4 ?\d")
 _BEYOND_LATIN, _UNUSED = re.compile(rb"[\x80-\x9f]"), re.compile(rb"[\x81\x8d\x8f\x90\x9d]")  # in cp1252
 _OTHERS = ("mac_roman", "cp850", "cp852")  # Excel on a Mac, DOS

@@ -184,6 +184,15 @@ def test_pdf_is_read_without_its_last_lines_other_than_one_that_is_cut_off(end: 
         read_pdf(made[: made.index(b"1 0 obj")] + b"%%EOF")
 
 
+def test_pdf_is_read_that_counts_more_pages_than_it_has() -> None:
+    from pypdf.generic import NameObject, NumberObject
+
+    def count(writer: Any) -> None:
+        writer.root_object["/Pages"][NameObject("/Count")] = NumberObject(3)
+
+    assert rewritten(pdf("It lifts."), count) == "It lifts."
+
+
 def test_pdf_that_is_encrypted_without_a_password_is_read() -> None:
     text = rewritten(pdf("It lifts."), lambda writer: writer.encrypt("", "owner", algorithm="AES-256"))
     assert text == "It lifts."
@@ -219,11 +228,23 @@ def drawn(*operations: str, font: str = "Helvetica") -> str:
         ("BT 0 1 -1 0 99 9 Tm (10) Tj /F1 7 Tf 0 1 -1 0 94 22.4 Tm (3) Tj ET", "10^3"),
         ("BT -1 0 0 -1 99 9 Tm (10) Tj /F1 7 Tf -1 0 0 -1 85.6 4 Tm (3) Tj ET", "10^3"),
         ("BT 1 0 .2 1 9 9 Tm (10) Tj /F1 7 Tf 1 0 .2 1 22.4 9 Tm (3) Tj ET", "103"),
+        ("BT 9 60 Td (1) Tj .1 -50 Td (2) Tj ET", "1\n2"),
+        ("BT 9 9 Td (12) Tj ET BT /F1 12 Tf 0 1 -1 0 23 20 Tm (34) Tj ET", "12\n34"),
+        (
+            "BT 9 9 Td (Krsti) Tj 22.7 .1 Td (\\264) Tj -.6 -.1 Td (c, R. Leslie, and M. R. Tuttle) Tj ET",
+            "Krsti\u00b4c, R. Leslie, and M. R. Tuttle",
+        ),
     ],
 )  # fmt: skip
 def test_text_of_a_page_is_what_is_seen_of_it(operations: str, text: str) -> None:
     begun = operations.replace("BT", "BT /F1 12 Tf", 1)
     assert drawn(begun) == text
+
+
+def test_word_from_right_to_left_is_read_so_that_is_drawn_letter_by_letter() -> None:
+    said = ("0628", "06440627", "0633")
+    letters = (f"/Span <</ActualText <FEFF{one}>>> BDC (a) Tj EMC 7 0 Td" for one in said)
+    assert drawn(f"BT /F1 12 Tf 9 9 Td {' '.join(letters)} ET") == "\u0633\u0644\u0627\u0628"
 
 
 def test_what_pages_of_a_pdf_share_is_read_as_they_are() -> None:

@@ -52,6 +52,7 @@ from blendrag.index.text import Unusable, decode
         ("Capacitors: 10 µF, 22 µF; 2½h, 3¼h, ¼lb", "cp1252"),
         ("2 W/m²K, 3 kg/m³K; Windows®XP, Office®Pro; it´s, don´t; 1ºC", "cp1252"),
         ("he said “yes”—then left; “no”—then came", "cp1252"),
+        ("naïve café résumé: it’s “fine”. £30 at 20 °C. © 2024 Acme® Inc. Zoë’s piñata", "cp1252"),
         ("Names what a page declares: <meta charset=big5>, a café", "cp1252"),
         ("A belső tömböknek egyforma hosszúaknak kell lenniük. Jelszó módosítása: űrlap. " * 9, "cp1250"),
         ("Een belangrijk bericht: de dienst is geïnstalleerd. " * 9, "cp1252"),
