@@ -19,7 +19,7 @@ import xxhash
 
 from blendrag.chat.calls import CLOSE, OPEN
 from blendrag.chat.calls import ToolCall as ToolCall  # programs have it from here, too
-from blendrag.chat.messages import Message, fit_template
+from blendrag.chat.messages import Message, fit_template, merge_runs
 from blendrag.chat.request import REQUIRED, ChatRequest
 from blendrag.chat.schema import JOINTS, OWN, Schemas, json_grammar
 from blendrag.engine.client.generation import Grammar
@@ -41,14 +41,18 @@ _EFFORT = {"reasoning_effort", "enable_thinking"}
 
 _NAMING = "<|tool_call_argument_begin|>"  # of Kimi's, which is shown calls by ids that name the tool
 
+_PROBED = {
+    "type": "function",
+    "function": {"name": "probe_a", "description": "", "parameters": {"type": "object", "properties": {}}},
+}
+
 _facts: WeakKeyDictionary[Any, TemplateFacts] = WeakKeyDictionary()
 
 
 def template_knows_tools(tokenizer: Any) -> bool:
     """Return whether the model's template writes tools, calls and their results by itself."""
-    tool = whole_tool({"function": {"name": "probe_a"}})
     try:
-        shown = render_chat(tokenizer, _probe(1), tools=[tool])
+        shown = render_chat(tokenizer, _probe(1), tools=[_PROBED])
     except ModelError:
         return False
     return all(f"probe_{letter}" in shown for letter in "abc")
@@ -91,7 +95,7 @@ class TemplateFacts:
                 tuple(control_tokens(tokenizer).values()),
                 _names(getattr(tokenizer, "chat_template", None)),
                 _takes(tokenizer, user, answer, system, user),
-                _takes(tokenizer, *_probe(2)),
+                _takes(tokenizer, *_probe(2), tools=[_PROBED]),
             )
         return _facts[tokenizer]
 
@@ -105,9 +109,9 @@ def _names(template: Any) -> tuple[str, ...]:
     return tuple(sorted({value for _, kind, value in lexed if kind == "name"}))
 
 
-def _takes(tokenizer: Any, *messages: Message) -> bool:
+def _takes(tokenizer: Any, *messages: Message, **options: Any) -> bool:
     try:
-        return not passed_over(tokenizer, messages)
+        return not passed_over(tokenizer, messages, **options)
     except ModelError:
         return False
 
@@ -121,7 +125,7 @@ def with_tools(template: TemplateFacts, request: ChatRequest) -> tuple[list[Mess
         schema = json.dumps(request.schema, ensure_ascii=False)
         messages.insert(0, {"role": "system", "content": _SCHEMA.format(schema=schema)})
     if template.knows_tools:
-        native = _native(template, messages)
+        native = _native(template, merge_runs(messages))
         options = offered_tools(template, request) if request.offered else {}
         return [_harmless(tokens, message) for message in native], options
     messages = [_harmless(tokens, _written(message)) for message in messages]
@@ -199,27 +203,24 @@ def _warn_about_variables(template: TemplateFacts, given: Mapping[str, Any]) -> 
 
 def _native(template: TemplateFacts, messages: Iterable[Message]) -> list[Message]:
     """Return messages with calls, their results and thinking as the template takes them."""
+    by_name = _NAMING in template.control_tokens
+    thinking = {"reasoning", "thinking"} & {*(template.names or ())}
     ids, numbers, made = dict[str | None, str](), count(), list[Message]()
     for message in map(dict, messages):
-        calls = message.pop("tool_calls", None) or ()
-        for call in calls:
-            named = f"functions.{call['name']}:{next(numbers)}"
-            ids[call.get("id")] = named if _NAMING in template.control_tokens else _short_id(call.get("id"))
+        calls = []
+        for call in message.pop("tool_calls", None) or ():
+            named = f"functions.{call['name']}:{next(numbers)}" if by_name else _short_id(call.get("id"))
+            ids[call.get("id")] = named
+            function = {"name": call["name"], "arguments": call["arguments"]}
+            calls.append({"type": "function", "id": named, "function": function})
         if calls:
-            message["tool_calls"] = [
-                {
-                    "type": "function",
-                    "id": ids[call.get("id")],
-                    "function": {"name": call["name"], "arguments": call["arguments"]},
-                }
-                for call in calls
-            ]
+            message["tool_calls"] = calls
         elif "tool_call_id" in message:
             called = message["tool_call_id"]
             message["tool_call_id"] = ids.get(called) or _short_id(called)
         thought = message.get("reasoning_content")
         if thought and not (calls and message.get("content")):  # which gpt-oss does not take together
-            message |= dict.fromkeys({"reasoning", "thinking"} & {*(template.names or ())}, thought)
+            message |= dict.fromkeys(thinking, thought)
         made.append(message)
     return made
 

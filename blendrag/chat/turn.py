@@ -16,7 +16,7 @@ from blendrag.chat.tools import answer_grammar, templated, whole_tool
 from blendrag.engine.client.continuation import can_go_on
 from blendrag.engine.client.generation import Delta, Sampling
 from blendrag.engine.client.pieces import Pieces
-from blendrag.engine.client.reasoning import Reasoning, thinking_parser
+from blendrag.engine.client.reasoning import HARMONY_PARSER, Reasoning, thinking_parser
 from blendrag.engine.client.tool_parser import ToolParser, tool_parser_name
 from blendrag.engine.wire.recipe import Recipe
 from blendrag.errors import BlendragError
@@ -53,7 +53,7 @@ class Turn(Attempt):
             self._skip_special_tokens &= self._tools.skip_special_tokens
         self._reader: Reasoning | None = None
         if name := thinking_parser(settings.reasoning_parser, library.tokenizer):
-            self._reader = Reasoning(
+            reader = Reasoning(
                 name,
                 library.tokenizer,
                 self.plan.token_ids,
@@ -61,7 +61,9 @@ class Turn(Attempt):
                 automatic=settings.reasoning_parser == AUTO_PARSER,
                 skip_special_tokens=self._skip_special_tokens,
             )
-            self._skip_special_tokens = self._reader.skip_special_tokens
+            # Held to a grammar from its first token on, gpt-oss writes no channels.
+            if name != HARMONY_PARSER or reader.comes_first or not request.held:
+                self._reader, self._skip_special_tokens = reader, reader.skip_special_tokens
         if self._tools:
             self._tools.read_behind(self._reader)
         self._tokens: list[int] = []

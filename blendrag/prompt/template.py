@@ -189,7 +189,7 @@ def _spell_control_tokens(tokenizer: Any) -> dict[int, tuple[int, ...]]:
 
 
 def control_tokens(tokenizer: Any) -> dict[int, str]:
-    """Return the texts of the tokens that are markup, by id: added ones with letters or in brackets, no
+    """Return the texts of the tokens that are markup, by id: added ones with letters or behind ``<|``, not
     runs of blanks."""
-    added = tokenizer.added_tokens_decoder.items()
-    return {token: one.content for token, one in added if re.search(r"[^\W\d_]|^<.+>$", one.content)}
+    added = {token: one.content for token, one in tokenizer.added_tokens_decoder.items()}
+    return {token: text for token, text in added.items() if any(map(str.isalpha, text)) or text[:2] == "<|"}

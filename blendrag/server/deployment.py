@@ -55,7 +55,11 @@ def container_command(
     apart = {"cache_dir", "tiers", *CLIENTS}
     given = settings.model_dump(mode="json", exclude_defaults=True, exclude=apart)
     command = serve_command(settings, given, model, folder, more, on_cpu=False, keys=keys, limits=limits)
-    variables = {name: value for name, value in command.variables.items() if "_CPU_" not in name}
+    variables = {
+        name: value
+        for name, value in command.variables.items()
+        if not ("_CPU_" in name or name == "TORCH_COMPILE_DISABLE")  # which are of CPUs
+    }
     variables |= {"HF_HOME": _DATA, "BLENDRAG_CACHE_DIR": f"{_DATA}/blendrag", SECRET: ""}
     if settings.tiers:
         variables[_TIERS] = ""

@@ -16,7 +16,9 @@ from blendrag.settings import AUTO_PARSER, NO_PARSER
 HARMONY = ("<|start|>assistant", "<|channel|>")
 """Texts that are all in the chat templates of gpt-oss."""
 
-_HARMONY = "openai_gptoss"  # vLLM's name of its parser of all that gpt-oss says
+HARMONY_PARSER = "openai_gptoss"
+"""vLLM's name of its parser of all that gpt-oss says."""
+
 # The tokens between which models think, and one more that the parser needs, by vLLM's names of the parsers.
 _TAGS: dict[str, tuple[str, ...]] = {
     "deepseek_r1": ("<think>", "</think>"),
@@ -65,10 +67,9 @@ def thinking_parser(wanted: str, tokenizer: Any) -> str:
     if not _is_fast(tokenizer):
         return ""
     if all(sign in str(getattr(tokenizer, "chat_template", None)) for sign in HARMONY):
-        return _HARMONY
-    return next(
-        (name for name, tags in _TAGS.items() if {*tags} <= tokenizer.added_tokens_encoder.keys()), ""
-    )
+        return HARMONY_PARSER
+    known = tokenizer.added_tokens_encoder.keys()  # is made anew each time
+    return next((name for name, tags in _TAGS.items() if {*tags} <= known), "")
 
 
 def _is_fast(tokenizer: Any) -> bool:

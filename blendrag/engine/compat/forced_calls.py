@@ -21,6 +21,7 @@ from vllm.tool_parsers.streaming import (
 )
 
 from blendrag.errors import ConfigError
+from blendrag.text import encodable
 
 # Models whose answers are read by parsers of their own, which do not accept calls as JSON.
 _APART = frozenset({"cohere_command3", "cohere_command4", "hf", "kimi_k3", "openai"})
@@ -122,7 +123,5 @@ def _most_tokens(request: Any) -> int | None:
 def _calls(text: str, name: str | None) -> list[ToolCall]:
     read = json.loads(text)
     called = [(name, read)] if name is not None else [(one["name"], one["parameters"]) for one in read]
-    return [
-        ToolCall(function=FunctionCall(name=each, arguments=json.dumps(arguments, ensure_ascii=False)))
-        for each, arguments in called
-    ]
+    written = [(each, encodable(json.dumps(arguments, ensure_ascii=False))) for each, arguments in called]
+    return [ToolCall(function=FunctionCall(name=each, arguments=one)) for each, one in written]

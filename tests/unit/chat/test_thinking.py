@@ -211,6 +211,12 @@ def test_grammar_holds_once_the_model_has_thought(
 # -- variables of the template -------------------------------------------------------------------------------
 
 
+def test_json_that_gpt_oss_is_held_to_is_in_no_channel(make: Callable[..., Chat], engine: Saying) -> None:
+    chat, engine.answer = make(reasoning_parser="openai_gptoss"), '{"a": 1}'
+    *begun, last = chat.stream(chat.request(HI, schema={"type": "object"}))
+    assert (last.answer.text, "".join(piece.text for piece in begun)) == (engine.answer, engine.answer[:-1])
+
+
 def test_variable_that_the_template_lacks_is_warned_about(make: Callable[..., Chat]) -> None:
     chat = make()
     with pytest.warns(BlendragWarning, match="ignored verbosity: the model's chat template has no"):

@@ -125,11 +125,20 @@ def test_template_that_names_tools_by_ids_alone_is_given_such_ids(native: Any) -
     assert ids == [message["tool_call_id"] for message in messages if "tool_call_id" in message]
 
 
+def test_template_of_its_own_for_tools_takes_calls_at_once(native: Any) -> None:
+    plain = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    native.chat_template = {"default": plain, "tool_use": NATIVE}
+    assert TemplateFacts.of(native).takes_calls
+
+
 @pytest.mark.parametrize("name", ["reasoning", "thinking"])
 def test_thinking_reaches_a_template_that_has_another_name_for_it(native: Any, name: str) -> None:
     native.chat_template = NATIVE.replace("{{ m.content }}", f"({{{{ m.{name} }}}}){{{{ m.content }}}}")
     thought = {**HISTORY[1], "reasoning_content": "A map?", "content": ""}
     assert "(A map?)" in prompt(native, ChatRequest([HISTORY[0], thought, HISTORY[2]], tools=(WEATHER,)))
+    said = {"role": "assistant", "content": "I look.", "reasoning_content": "A map?"}
+    messages, _ = with_tools(TemplateFacts.of(native), ChatRequest([HISTORY[0], said, thought]))
+    assert name not in messages[1] and messages[1]["content"], "gpt-oss's refuses both beside a call"
 
 
 def test_call_has_an_id_that_every_template_takes(native: Any) -> None:

@@ -7,6 +7,7 @@ from copy import deepcopy
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
+from unittest.mock import PropertyMock
 
 import pytest
 from hypothesis import given
@@ -181,6 +182,12 @@ def test_thinking_between_a_familys_own_tags_is_read_where_nobody_names_its_pars
     for cuts in (None, (2, 5), ()):
         told = read("auto", family, QUESTION, answer, cuts, enable_thinking=thinks)
         assert told == (THOUGHT if thinks else "", ANSWER)
+
+
+def test_added_tokens_which_are_listed_slowly_are_listed_once_a_request() -> None:
+    added = PropertyMock(return_value={"<table>": 1})
+    tokenizer = type("Tokenizer", (), {"is_fast": True, "added_tokens_encoder": added})()
+    assert (thinking_parser("auto", tokenizer), added.call_count) == ("", 1)
 
 
 def test_gpt_oss_is_known_by_its_template(with_template: Any) -> None:

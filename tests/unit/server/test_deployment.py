@@ -82,6 +82,10 @@ def test_container_blends_as_the_server_here(model_dir: Path, monkeypatch: pytes
     assert f"{SERVED}={json.dumps(served)}" in instructions(image)["ENV"]
 
 
+def test_container_with_gpus_compiles_though_this_machine_does_not(model_dir: Path) -> None:
+    assert not any("TORCH_COMPILE_DISABLE" in text for text in printed(model_dir))
+
+
 def test_settings_of_clients_in_a_file_are_left_out(model_dir: Path) -> None:
     image, _ = printed(model_dir, temperature=0.7, similarity_top_k=3)
     assert "temperature" not in image

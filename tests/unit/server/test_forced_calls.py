@@ -117,6 +117,13 @@ def test_forced_call_is_read_as_a_call(name: str, choice: Any, streamed: bool, s
     jsonschema.validate(json.loads(called), SCALE)
 
 
+def test_half_of_a_surrogate_pair_in_a_forced_call_can_be_sent(speaker: Any) -> None:
+    hold_forced_calls("hermes", forced_schema)
+    parser, request = asked("hermes", speaker, tool_choice=NAMED)
+    _, _, (call,) = parser.parse('{"filter": "\\ud83d \\ud83d\\ude42"}', request, enable_auto_tools=True)
+    assert json.loads(call.arguments.encode()) == {"filter": "\ufffd 🙂"}
+
+
 def test_tool_that_cannot_be_forced_is_the_clients_error(speaker: Any) -> None:
     hold_forced_calls("hermes", forced_schema)
     far = {"type": "function", "function": {"name": "far", "parameters": {"$ref": "https://example.com/x"}}}
