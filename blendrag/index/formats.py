@@ -101,7 +101,8 @@ def _letter(found: re.Match[str]) -> str:
 def read_folded(data: bytes) -> Content:
     """Read calendars and contacts with their lines whole, which are folded anywhere in a word or letter, and
     without pictures in letters."""
-    text = _QUOTED.sub(_unquoted, decode(_FOLD.sub(b"", data)))
+    fold = b" " if b"\nVERSION:1.0" in data else b""  # vCalendar's lines are parted at blanks
+    text = _QUOTED.sub(_unquoted, decode(_FOLD.sub(fold, data)))
     return Content(_ATTACHED.sub(r"\1", text))
 
 

@@ -74,7 +74,7 @@ _UNREAD = (
 )
 _MARKS = frozenset("¶§↩↵↑⇧🔗\ufe0e\ufe0f")  # links that lead to where they stand, or back
 _HEADING_MARKS = _MARKS | frozenset("#^")  # operators elsewhere
-_WITHIN_WORD = re.compile(r"(?<=[{0}])[ \t]*\n\s*(?=[{0}])".format("\u3000-\u30ff\u3400-\u9fff\uff00-\uff60"))
+_WITHIN_WORD = re.compile("(?<=[{0}]) *\n[ \t\n]*(?=[{0}])".format("\u3000-\u30ff\u3400-\u9fff\uff00-\uff60"))
 _UNSEEN_SIGNS = re.compile(f"[\u00a0\u00ad\u200b]|{_WITHIN_WORD.pattern}")
 _LONGEST_DATA_URL = 100
 # Formulas a second time, as KaTeX and MediaWiki draw them for the eye.
@@ -176,7 +176,8 @@ def _prepare(page: Document) -> None:
     texts = (each for each in page.descendants if isinstance(each, Text))
     for text, code in _nearest([text for text in texts if _UNSEEN_SIGNS.search(text.data)], "pre"):
         if code is None:
-            text.data = _WITHIN_WORD.sub("", text.data.translate(_SEEN))
+            seen = text.data.translate(_SEEN)
+            text.data = seen if getattr(text.parent, "tag", "") == "textarea" else _WITHIN_WORD.sub("", seen)
     _block_code(page)
     for sample, code in _nearest(page.select(", ".join(_CODE)), "pre"):
         if code is None:

@@ -15,22 +15,26 @@ from blendrag.prompt.template import encode_document
 # Where a text is cut, best place first: paragraphs and lines (headings stay with what follows them),
 # sentences (Chinese and Japanese ones end without a space, but with their quotes), words, and, without blanks
 # there, behind a sign: a cut within a number of compact JSON would make two others.
-_HEADING = (
+_MARK = (
     r"(?:(?:#{1,6}|={1,6}|\*{2,8}|h[1-6]\.) |"  # Markdown; AsciiDoc, Typst, wikis; Org; Textile
-    r"\\(?:chapter|(?:sub)*section)\b|\.S[HS] )[^\n]*\n"  # LaTeX; man
+    r"\\(?:chapter|(?:sub)*section)\b|\.S[HS] )"  # LaTeX; man
 )
+_HEADING = rf"{_MARK}[^\n]*\n"
 _SIGNS = r"=~^\"'*+.#:_-"  # under a heading of reStructuredText or Markdown, and perhaps over it
 _UNDERLINED = rf"(?:([{_SIGNS}])\1{{2,}}\n)?[^\n]+\n[{_SIGNS}]{{3,}}[ \t]*\n"
 _END, _QUOTE = ".!?…।॥؟۔։።။។།", "\"'”’»)"  # in front of a blank; the last are of Burmese, Khmer and Tibetan
 _FULL, _CLOSE = "。！？．｡", "」』”’）》】〉"
+_POINT = "[\\dA-Za-zＡ-Ｚａ-ｚ]．"  # as in ３．１４, １．概要, Ｎｏ．３
 _BEHIND_SIGN = re.compile(
     rf"(?<=[,;|)\]}}>，、；：])(?![,;|)\]}}>，、；：{_CLOSE}]|(?<=\d,)\d{{3}}(?!\d))"  # nor in 1,000
 )
 _SEPARATORS = [
-    re.compile(rf"(?:\n\s*)?\n(?:{_HEADING}\s*\n){{1,4}}|\n\s*\n(?:{_UNDERLINED}\s*\n){{0,4}}"),
-    re.compile(rf"(?<!\n)\n(?!\s*\n)(?:{_HEADING}){{0,4}}"),
+    re.compile(rf"(?:\n\s*\n|\n(?={_HEADING}\s*\n))(?:(?:{_HEADING}|{_UNDERLINED})\s*\n){{0,4}}"),
+    # Lines that all begin so are a list or a comment.
+    re.compile(rf"(?<!\n)\n(?!\s*\n)(?:(?:{_HEADING}){{1,4}}(?!{_MARK}))?"),
     re.compile(
-        rf"(?:(?<=[{_END}])|(?<=[{_END}][{_QUOTE}]))\s|(?:(?<=[{_FULL}])|(?<=[{_FULL}][{_CLOSE}]))(?![{_FULL}{_CLOSE}])"
+        rf"(?:(?<=[{_END}])|(?<=[{_END}][{_QUOTE}]))\s|"
+        rf"(?:(?<=[{_FULL}])(?<!{_POINT})|(?<=[{_FULL}][{_CLOSE}]))(?![{_FULL}{_CLOSE}])"
     ),
     re.compile(r"\s"),
     _BEHIND_SIGN,

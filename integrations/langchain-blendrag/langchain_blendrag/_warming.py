@@ -19,7 +19,7 @@ from langchain_core.runnables import run_in_executor
 from langchain_core.vectorstores import VectorStore
 
 from blendrag import progress_bar, spellings
-from blendrag.errors import ConfigError, noting
+from blendrag.errors import ConfigError, SourceError, noting
 from langchain_blendrag._ingest import ChunkIngestReport, Notes, identified, token_splitter
 
 if TYPE_CHECKING:
@@ -105,13 +105,14 @@ class WarmingStore(VectorStore):
                     "ingest() measures chunks in the model's tokens: give llm=, or text_splitter="
                 )
             text_splitter = token_splitter(self.llm.chat)
-        if getattr(self, "mode", None) == "overwrite":  # LanceDB's default
+        if getattr(self, "mode", None) == "overwrite" and not getattr(self, "api_key", None):
+            # LanceDB's default, of which its cloud takes no notice.
             raise ConfigError(
                 "this store keeps only what was added last: make it with mode='append' for ingest()"
             )
         chunks, report = identified(text_splitter.split_documents(documents)), ChunkIngestReport()
         present = set[str]()
-        with suppress(ConfigError):  # of a store that cannot tell, all is added
+        with suppress(ConfigError, SourceError):  # of a store that cannot tell, all is added
             present = self._present(id for id, _ in chunks)
         with progress_bar(show_progress) as bar:
             bar.note("ingest")
@@ -164,12 +165,9 @@ class WarmingStore(VectorStore):
         wanted = list(ids)
         named: Iterable[Any]
         try:
-            found = [
-                one for at in range(0, len(wanted), PAGE) for one in self.get_by_ids(wanted[at : at + PAGE])
-            ]
-            named = [
-                one.id or one.metadata.get("_id") for one in found
-            ]  # where Qdrant's documents have theirs
+            pages = (self.get_by_ids(wanted[at : at + PAGE]) for at in range(0, len(wanted), PAGE))
+            # Qdrant's documents have theirs in the metadata.
+            named = [one.id or one.metadata.get("_id") for page in pages for one in page]
         except NotImplementedError:
             named = self._documents()
         forms = {form for id in named if id is not None for form in spellings(str(id))}

@@ -135,6 +135,11 @@ def test_word_and_letter_that_a_folded_line_parts_are_whole(suffix: str) -> None
     assert content(data, suffix).text == "SUMMARY:Quarterly meeting in the caf\u00e9\nLOCATION:Bergen\n"
 
 
+def test_blank_at_which_a_vcalendar_is_folded_stays() -> None:
+    data = b"BEGIN:VCALENDAR\r\nVERSION:1.0\r\nSUMMARY:Quarterly\r\n meeting\r\n"
+    assert content(data, ".vcs").text.splitlines()[-1] == "SUMMARY:Quarterly meeting"
+
+
 def test_contact_of_old_programs_is_read_without_its_photo() -> None:
     data = b"N;ENCODING=QUOTED-PRINTABLE:M=C3=BCller\r\n"
     data += b"NOTE;CHARSET=UTF-8;ENCODING=QUOTED-PRINTABLE:one =\r\n two\r\n"

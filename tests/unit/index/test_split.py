@@ -88,6 +88,7 @@ def test_paragraphs_are_not_torn_apart_needlessly(tokenizer: Any) -> None:
 
 
 MARKED = ("## Fees", "== Fees ==", "** Fees", r"\section{Fees}", ".SH FEES", "h2. Fees")
+MIXED = ("Fees\n====\n\n## Of the crane", "# Fees\n\nOf the crane\n----")
 UNDERLINED = ("# Fees\n\n## Of the crane", "Fees\n====", "Fees\n----", "Fees\n^^^^", "====\nFees\n====")
 PARAGRAPHS, LINES = "\n\n", "\n"
 
@@ -100,7 +101,7 @@ def short(tokenizer: Any) -> list[Splitter]:
 @pytest.mark.parametrize(
     ("heading", "before", "behind"),
     [
-        *((heading, PARAGRAPHS, PARAGRAPHS) for heading in (*MARKED, *UNDERLINED)),
+        *((heading, PARAGRAPHS, PARAGRAPHS) for heading in (*MARKED, *UNDERLINED, *MIXED)),
         *((heading, LINES, gap) for heading in MARKED for gap in (PARAGRAPHS, LINES)),
     ],
 )
@@ -110,6 +111,23 @@ def test_heading_stays_with_what_follows_it(
     section = f"{heading}{behind}Travel is approved by the team lead. It is booked by the office.{before}"
     for splitter in short:
         assert not [piece for piece in splitter.split(section * 3) if piece.text.endswith(heading)]
+
+
+@pytest.mark.parametrize("mark", ["**", "#"])
+def test_lines_that_all_begin_as_headings_do_are_parted_anywhere(tokenizer: Any, mark: str) -> None:
+    line = f"{mark} Travel is approved by the lead of a team and booked by its office"
+    per_line = len(encode_document(tokenizer, f"{line}\n"))
+    pieces = Splitter(tokenizer, chunk_tokens=4 * per_line + per_line // 2).split(f"{line}\n" * 40)
+    assert {piece.text for piece in pieces} == {"\n".join([line] * 4)}
+
+
+@pytest.mark.parametrize(
+    "told", ["\uff13\uff0e\uff11\uff14\u4e07\u5186\u3067", "\uff2e\uff4f\uff0e\uff13\u3067"]
+)
+def test_point_of_a_number_is_no_end_of_a_sentence(short: list[Splitter], told: str) -> None:
+    for splitter in short:
+        pieces = splitter.split(f"\u6599\u91d1\u306f{told}\u3042\u308a\u3001" * 30)
+        assert not [piece.text for piece in pieces if piece.text.endswith("\uff0e")]
 
 
 @pytest.mark.parametrize("overlap", [0, 9])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -54,13 +55,35 @@ def test_store_that_is_only_listed_gets_nothing_twice(
     assert ingest(store, book()).skipped == len(embeddings.embedded) == 100
 
 
+class ElasticsearchStore(VectorStore):
+    """A store named as one that is listed by its client, whose service here has no listing."""
+
+    client, query_field, _store = object(), "text", SimpleNamespace(index="kb")
+
+    def add_documents(self, documents: list[Document], **kwargs: Any) -> list[str]:
+        return list(kwargs["ids"])
+
+    def similarity_search(self, query: str, k: int = 4, **kwargs: Any) -> list[Document]:
+        return []
+
+    @classmethod
+    def from_texts(cls, *args: Any, **kwargs: Any) -> ElasticsearchStore:
+        return cls()
+
+
+def test_store_that_fails_to_be_listed_gets_what_it_is_given(recorded_llm: Any, recorder: Any) -> None:
+    assert ingest(warm(ElasticsearchStore(), recorded_llm), book()).added == len(recorder.kept) == 100
+
+
 def test_store_that_keeps_the_last_addition_only_is_refused(recorded_llm: Any, embeddings: Any) -> None:
     store: Any = warm(InMemoryVectorStore(embeddings), recorded_llm)
     store.mode = "overwrite"  # as LanceDB's has
     with pytest.raises(ConfigError, match="mode='append'"):
         ingest(store, book())
-    store.mode = "append"
-    assert ingest(store, book()).added == len(store.store) == 100
+    store.api_key = "of its cloud, which takes no notice of that"
+    assert ingest(store, book(1)).added == 25
+    store.mode, store.api_key = "append", None
+    assert ingest(store, book()).added == 75 and len(store.store) == 100
 
 
 def test_half_of_a_surrogate_pair_costs_no_chunk(store: Any, recorder: Any) -> None:

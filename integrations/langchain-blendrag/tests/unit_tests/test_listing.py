@@ -111,12 +111,11 @@ def test_what_a_filter_deleted_is_released(
         assert recorder.kept == set(TEXTS[10:])
 
 
-@pytest.mark.parametrize(
-    "kind", [milvus, lance]
-)  # without get_by_ids; the first addition makes the collection
+@pytest.mark.parametrize("kind", [milvus, lance])
 def test_second_ingest_adds_nothing(
     kind: Any, embeddings: Any, tmp_path: Path, recorded_llm: ChatBlend, recorder: Any
 ) -> None:
+    """Without get_by_ids; the first addition makes the collection."""
     documents = [Document(text, metadata={"source": "page"}) for text in TEXTS]
     with ExitStack() as stack:
         store: Any = warm(kind(embeddings, tmp_path, stack), recorded_llm)
