@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from blendrag.errors import SourceError
+from blendrag.errors import ConfigError, SourceError
 from blendrag.index.text import Unusable, decode
 from blendrag.text import plain
 
@@ -89,7 +89,7 @@ def problem_of(error: Exception) -> str:
 def _parse(path: Path, text: str, first_line: int) -> Any:
     try:
         return plain(json.loads(text))
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError, ConfigError) as error:
         line, why = first_line, str(error)
         if isinstance(error, json.JSONDecodeError):
             line, why = first_line + error.lineno - 1, error.msg

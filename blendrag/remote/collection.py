@@ -26,7 +26,14 @@ from blendrag.errors import (
 )
 from blendrag.progress import Progress, progress_bar
 from blendrag.remote.http import NoCollectionError, Server, made, understood
-from blendrag.serving.collection import KeptDocuments, Sources, SyncReport, Texts, encodable_documents
+from blendrag.serving.collection import (
+    KeptDocuments,
+    Sources,
+    SyncReport,
+    Texts,
+    encodable_documents,
+    has_text,
+)
 from blendrag.serving.owners import ends_here
 from blendrag.serving.prefill import grouped
 from blendrag.text import encodable
@@ -80,7 +87,7 @@ class RemoteCollection(KeptDocuments):
                     gone = self.ids() - texts.keys()
                     self.remove(gone)
                     report.removed += len(gone)
-        report.unchanged = len(texts) - report.added - report.changed
+        report.unchanged = sum(map(has_text, texts.values())) - report.added - report.changed
         return report
 
     def remove(self, ids: Iterable[str]) -> None:

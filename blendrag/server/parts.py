@@ -99,13 +99,12 @@ def readable_item(
             return item
         item = readable({"role": "assistant", "content": [item]}, ())
         return _said({"role": "assistant", "type": "message"}, item["content"])
+    item = {name: value for name, value in item.items() if name != "encrypted_content"}  # for its provider
     if "output" in item:
         tool = _with_images({"role": "tool", "content": item["output"]})
         result = readable(tool, known, text_kind="input_text")
         return {**item, "output": result["content"]}
-    if kind == "function_call":
-        return _with_arguments(item)
-    return {name: value for name, value in item.items() if name != "encrypted_content"}  # for its provider
+    return _with_arguments(item) if kind == "function_call" else item
 
 
 def _with_images(message: dict[str, Any]) -> dict[str, Any]:

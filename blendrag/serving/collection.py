@@ -32,6 +32,11 @@ class SyncReport(PrefillReport):
     unchanged: int = 0
 
 
+def has_text(texts: Iterable[str]) -> bool:
+    """Return whether there is more than blanks in the texts of a document, which is none otherwise."""
+    return any(map(str.strip, texts))
+
+
 def encodable_documents(
     documents: Texts, sources: Sources | None
 ) -> tuple[dict[str, list[str]], dict[str, str]]:
@@ -63,7 +68,8 @@ class KeptDocuments(ABC):
         sources: Sources | None = None,
         progress: Progress | bool | None = False,
     ) -> SyncReport:
-        """Keep the KV of these documents' texts; known ids are replaced, known texts cost nothing.
+        """Keep the KV of these documents' texts; known ids are replaced, known texts cost nothing. A document
+        without text is removed.
 
         ``sources``: what ids are parts of, such as a file. A text is prefilled behind that of the id that
         precedes it here in its source (setting ``context_tokens``); ids known with these texts stay as they
@@ -128,12 +134,13 @@ class Collection(KeptDocuments):
         self, documents: Texts, sources: Sources | None, progress: Progress | bool | None, *, only: bool
     ) -> SyncReport:
         report = SyncReport()
-        owned, parts = self._owned(documents, sources)
+        named, parts = self._owned(documents, sources)
+        owned = {owner: texts for owner, texts in named.items() if has_text(texts)}
         with progress_bar(progress) as bar:
             with self.library.texts.changing.mine():  # what is read here is what is changed
                 catalogue = self.library.catalogue
-                known = set(catalogue.owners(self._owner(""))) if only else catalogue.owned(owned)
-                gone = known - owned.keys() if only else set()
+                known = set(catalogue.owners(self._owner(""))) if only else catalogue.owned(named)
+                gone = known - owned.keys()
                 new = self.library.texts.register(owned, parts)
                 if gone:  # last, so that a text which another document has now keeps its KV
                     self.library.texts.release(gone)

@@ -150,7 +150,7 @@ def _compare(path: Path, line: bytes, wanted: Mapping[str, Any]) -> None:
     """Raise ConfigError unless the file is of a run with the configuration that is wanted."""
     try:
         there = dict(json.loads(line)["config"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(_foreign(path)) from error
     other = [
         f"{name} was {_shown(there.get(name))}, is {_shown(wanted.get(name))}"

@@ -23,6 +23,7 @@ from blendrag.errors import (
     StoreFullError,
     StoreMismatchError,
 )
+from blendrag.files import hnsw
 from blendrag.index.vectors import VectorStore
 
 if TYPE_CHECKING:  # a process of its own reads this file without the helpers
@@ -287,6 +288,18 @@ def test_lost_files_of_vectors_are_an_error_that_says_what_to_do(
     with closing(VectorStore(tmp_path, Compass())) as store:
         store.put("a", pieces)
         assert len(store.search("0", 3)) == 3
+
+
+@pytest.mark.parametrize("left", [0, 100])
+def test_what_a_kill_left_of_the_first_files_of_vectors_is_made_anew(left: int, tmp_path: Path) -> None:
+    """Chroma has all in its log until it has noted that they are written."""
+    with closing(VectorStore(tmp_path, Compass())) as store:
+        store.put("a", [(f"k{number}", str(number)) for number in range(90)])
+    (header,) = tmp_path.glob("chroma/*/header.bin")
+    header.write_bytes(hnsw._HEADER.pack(1, 0, 1024, 1000, 172).ljust(100)[:left])
+    with closing(VectorStore(tmp_path, Compass())) as store:
+        assert store.purge("b") == 0
+        assert len(store.search("0", 90)) == 90
 
 
 def test_broken_file_is_a_store_error_each_time(tmp_path: Path) -> None:

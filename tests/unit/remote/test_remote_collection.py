@@ -71,6 +71,12 @@ def test_sync_that_is_too_large_for_one_request_forgets_in_several(
     assert method == "DELETE" and sorted(parse_qs(urlsplit(path).query)["id"]) == ["c", "d"]
 
 
+def test_document_without_text_is_no_unchanged_one(server: Script) -> None:
+    server.replies = [lines({"report": {"removed": 1}})]
+    report = RemoteChat(server.url).collection("x").add({"a": " ", "b": ["B"]})
+    assert (report.removed, report.unchanged) == (1, 1)
+
+
 def test_document_that_a_server_does_not_take_is_no_unchanged_one(server: Script) -> None:
     server.replies = [error(413, "texts of more than 2 MiB")]
     with pytest.raises(errors.ServerRefusalError, match="2 MiB"):

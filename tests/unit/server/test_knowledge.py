@@ -193,6 +193,17 @@ def test_document_that_cannot_be_encoded_is_kept_as_replaced(blending: Blending)
     assert not collection.ids()
 
 
+@pytest.mark.parametrize("sync", [False, True])
+async def test_document_without_text_is_none(
+    sync: bool, blending: Blending, client: httpx.AsyncClient
+) -> None:
+    keep_cities(blending, "a")
+    told = await client.put(PATH, json={"documents": {"a": " ", "c": ["", "\n"]}, "sync": sync})
+    report = json.loads(told.text.splitlines()[-1])["report"]
+    assert [report[name] for name in ("added", "changed", "unchanged", "removed")] == [0, 0, 0, 1]
+    assert not knowledge.Collection(blending.library, "cities").ids()
+
+
 async def test_changes_that_wait_leave_other_routes_answering(
     blending: Blending, client: httpx.AsyncClient
 ) -> None:

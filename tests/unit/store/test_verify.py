@@ -226,7 +226,7 @@ def test_rows_that_are_not_in_the_vector_store_are_said(root: Path) -> None:
 def test_files_of_vectors_that_are_lost_or_cut_off_are_said(root: Path) -> None:
     embedder: Any = SimpleNamespace(name="stub", embed=lambda texts: [[1.0, 0.0] for _ in texts])
     with closing(VectorStore(root, embedder)) as store:
-        store.put("a", [("k", "10")])
+        store.put("a", [(f"k{number}", "10") for number in range(1100)])
     (header,) = root.glob("chroma/*/header.bin")
     assert verified(root).problems == []
     os.truncate(header, 10)

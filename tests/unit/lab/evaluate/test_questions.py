@@ -206,6 +206,7 @@ def test_unusable_line_is_named(tmp_path: Path, change: dict[str, Any], told: st
         (b"", "line 1: not JSON"),
         (b'{"question": "?"}\n\n{"quest', "line 3: not JSON"),
         (b"[{},\n 1,]", "line 2: not JSON"),
+        (b"[" * 700 + b"]" * 700, "line 1: not JSON"),
         (b'{"id": ' + b"9" * 5000 + b"}", "line 1: not JSON"),
         (b'"text"', "neither a list nor lines"),
         (b"[]", "no question with an answer"),

@@ -86,7 +86,11 @@ def test_samples_of_another_configuration_are_not_mixed_in(tmp_path: Path) -> No
     opened(path, CONFIG)
 
 
-@pytest.mark.parametrize("content", ["question,answer\n", "draft", '{"question": "?"}\n', "[]\n", "\n"])
+@pytest.mark.parametrize(
+    "content",
+    ["question,answer\n", "draft", '{"question": "?"}\n', "[]\n", "\n", "[" * 100_000 + "\n"],
+    ids=["table", "draft", "record", "list", "blank", "nested"],
+)
 def test_file_of_another_kind_is_not_overwritten(tmp_path: Path, content: str) -> None:
     path = tmp_path / "mine.jsonl"
     path.write_text(content)
