@@ -41,10 +41,7 @@ _EFFORT = {"reasoning_effort", "enable_thinking"}
 
 _NAMING = "<|tool_call_argument_begin|>"  # of Kimi's, which is shown calls by ids that name the tool
 
-_PROBED = {
-    "type": "function",
-    "function": {"name": "probe_a", "description": "", "parameters": {"type": "object", "properties": {}}},
-}
+_PROBED = {"function": {"name": "probe_a"}}
 
 _facts: WeakKeyDictionary[Any, TemplateFacts] = WeakKeyDictionary()
 
@@ -52,7 +49,7 @@ _facts: WeakKeyDictionary[Any, TemplateFacts] = WeakKeyDictionary()
 def template_knows_tools(tokenizer: Any) -> bool:
     """Return whether the model's template writes tools, calls and their results by itself."""
     try:
-        shown = render_chat(tokenizer, _probe(1), tools=[_PROBED])
+        shown = render_chat(tokenizer, _probe(1), tools=[whole_tool(_PROBED)])
     except ModelError:
         return False
     return all(f"probe_{letter}" in shown for letter in "abc")
@@ -95,7 +92,7 @@ class TemplateFacts:
                 tuple(control_tokens(tokenizer).values()),
                 _names(getattr(tokenizer, "chat_template", None)),
                 _takes(tokenizer, user, answer, system, user),
-                _takes(tokenizer, *_probe(2), tools=[_PROBED]),
+                _takes(tokenizer, *_probe(2), tools=[whole_tool(_PROBED)]),
             )
         return _facts[tokenizer]
 

@@ -12,7 +12,6 @@ import time
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from itertools import groupby, product
 from math import cos, hypot
 from typing import Any
@@ -36,11 +35,8 @@ def read_pdf(data: bytes) -> Content:
     with _ONE_AT_A_TIME, contextlib.closing(_opened(data)) as document:
         document.init_forms()
         pages = list(_in_time(document, _SECONDS * (1 + len(data) / (1 << 20))))
-        made = document.get_metadata_dict()
         is_only_for_adobe = document.get_formtype() in (raw.FORMTYPE_XFA_FULL, raw.FORMTYPE_XFA_FOREGROUND)
     texts = [text for text, _, _ in pages]
-    if _OF_TEX.search(f"{made['Creator']} {made['Producer']}"):
-        texts = [_UNBROKEN.sub(_with_its_accents, _ACCENTED.sub(_with_accent, text)) for text in texts]
     texts = _rejoined([text.translate(_LETTERS).strip() for text in texts])
     fields = "\n".join(dict.fromkeys(field for *_, fields in pages for field in fields))
     if not fields and "".join(texts).startswith("Please wait...") and is_only_for_adobe:
@@ -83,26 +79,7 @@ def _in_time(document: pdfium.PdfDocument, seconds: float) -> Iterator[tuple[str
             yield text_of(page), *_beside(page)
 
 
-# -- what TeX and typesetters write -----------------------------------------------------------------------
-
-
-def _with_its_accents(found: re.Match[str]) -> str:
-    return found[0] if _OF_CODE.search(found[0]) else _AMBIGUOUS.sub(_with_accent, found[0])
-
-
-def _with_accent(found: re.Match[str]) -> str:
-    letter = found[2].replace("\u0131", "i") + _COMBINING[_ACCENTS.index(found[1].strip())]
-    return letter if len(letter := unicodedata.normalize("NFC", letter)) == 1 else found[0]
-
-
-_OF_TEX = re.compile("TeX|tex2pdf|dvips")
-# Before its letter, as TeX sets it; three of these signs stand for themselves, too, in code and addresses.
-_ACCENTED = re.compile(r"([´¨¯¸ˇ˘˙˚˝] ?)([^\W\d_])")
-_AMBIGUOUS = re.compile(r"(?<=[^\W\d_])([`ˆ](?=[aeiouı])|˜(?=[ano]))([^\W\d_])", re.I)
-_UNBROKEN = re.compile(r"\S+")
-_OF_CODE = re.compile(r"\w\(|\)\w|=")
-_ACCENTS = "´¨¯¸ˇ˘˙˚˝`ˆ˜"
-_COMBINING = "\u0301\u0308\u0304\u0327\u030c\u0306\u0307\u030a\u030b\u0300\u0302\u0303"
+# -- what typesetters write ---------------------------------------------------------------------------------
 
 
 def _rejoined(texts: list[str]) -> list[str]:
@@ -121,7 +98,7 @@ def _rejoined(texts: list[str]) -> list[str]:
 _WORD = re.compile(r"[^\W\d_]+")
 _HYPHENATED = re.compile(r"[^\W\d_]+-[^\W\d_]+")
 _AT_AN_END = re.compile(r"(?<![^\W\d_])([^\W\d_]{2,})-\s*\n([^\W\d_]{2,})")  # typesetters leave two letters
-_LETTERS = {0: None, 0x7F: "\u2022", 0xAD: "-", 0x2010: "-", 0xFFFE: None} | {
+_LETTERS = {0: None, 0x7F: "\u2022", 0xAD: "-", 0x2010: "-"} | {
     place: unicodedata.normalize("NFKC", chr(place))
     for place in (*range(0x2E80, 0x2FD6), *range(0xFB00, 0xFE00), *range(0xFE70, 0xFEFD))
 }
@@ -259,10 +236,12 @@ def _gap(piece: _Piece, last: _Piece, line: _Piece, behind_digit: bool) -> tuple
 
 
 def _pieces(layer: pdfium.PdfTextPage) -> Iterator[_Piece]:
-    """Yield the texts of a layer, with TeX's accents before their letters: PDFium has the letters first."""
-    gap, last, its_places = "", None, list[int]()
+    """Yield the texts of a layer, with accents that are drawn over letters (by TeX) as parts of these."""
+    gap, last, accent, its_places = "", None, None, list[int]()
     units = "".join(chr(raw.FPDFText_GetUnicode(layer, place)) for place in range(layer.count_chars()))
-    for drawn, group in groupby(_in_order(layer, units), partial(_drawing, layer)):
+    for (drawn, _), group in groupby(
+        _in_order(layer, units), lambda place: (_drawing(layer, place), units[place] in _ACCENTS)
+    ):
         places = list(group)
         text = "".join(units[place] for place in places)
         text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
@@ -270,15 +249,38 @@ def _pieces(layer: pdfium.PdfTextPage) -> Iterator[_Piece]:
             gap += text
             continue
         piece = _piece(layer, places, gap, text)
-        middle = (piece.begin + piece.end) / 2
-        if last and text in _ACCENTS and last.begin < middle < last.end and "\n" not in gap:
-            begins = (_along(_origin(layer, place), last.way) for place in its_places)
-            letter = sum(begin < middle for begin in begins) - 1
-            last.text = last.text[:letter] + text + last.text[letter:]
-        else:
-            yield piece
-            last, its_places = piece, places
         gap = ""
+        if last and text in _ACCENTS and _is_over(piece, last):  # PDFium has letters first
+            middle = (piece.begin + piece.end) / 2
+            begins = (_along(_origin(layer, place), last.way) for place in its_places)
+            if _with_accent(last, sum(begin < middle for begin in begins) - 1, text):
+                continue
+        if accent and _is_over(accent, piece) and _with_accent(piece, 0, accent.text):
+            accent.text = piece.gap = ""
+        yield piece
+        accent = piece if text in _ACCENTS else None
+        if not accent:
+            last, its_places = piece, places
+
+
+# By what stands alone, what follows its letter.
+_ACCENTS = dict(
+    zip("´¨¯¸ˇ˘˙˚˝`ˆ˜", map(chr, (769, 776, 772, 807, 780, 774, 775, 778, 779, 768, 770, 771)), strict=True)
+)
+
+
+def _is_over(accent: _Piece, other: _Piece) -> bool:
+    later = accent if accent.begin > other.begin else other
+    return other.begin < (accent.begin + accent.end) / 2 < other.end and "\n" not in later.gap
+
+
+def _with_accent(piece: _Piece, place: int, accent: str) -> bool:
+    """Put an accent on a letter of a piece, if there is such a letter; return whether there is."""
+    letter = piece.text[place : place + 1].replace("\u0131", "i")
+    accented = unicodedata.normalize("NFC", letter + _ACCENTS[accent])
+    if is_known := letter.isalpha() and len(accented) == 1:
+        piece.text = piece.text[:place] + accented + piece.text[place + 1 :]
+    return is_known
 
 
 def _in_order(layer: pdfium.PdfTextPage, units: str) -> list[int]:

@@ -37,7 +37,6 @@ _DATA = "data: "
 _DONE = "data: [DONE]"
 _LEAST_TEMPERATURE = 1e-5  # below, vLLM samples greedily
 _MOST_ANSWERS = 128
-_ITEMS = ("messages", "input")  # fields of bodies that are lists of messages and the like
 _HEAD = ("id", "object", "created", "model")
 
 Endpoint = Callable[[Any, Request], Awaitable[Response]]
@@ -113,7 +112,7 @@ def _check_amount(body: dict[str, Any], door: Door, limits: Limits) -> None:
     """Raise ValueError for more messages or documents than are taken."""
     ours = body.get(FIELD_NAME)
     named = ours.get("documents") if isinstance(ours, dict) else None
-    several = {door.holds: body.get(door.holds)} if door.holds in _ITEMS else {}
+    several = {door.holds: body.get(door.holds)} if door.holds in ("messages", "input") else {}
     for what, items in {**several, "documents": named}.items():
         if isinstance(items, list) and len(items) > limits.items:
             raise ValueError(f"{len(items):,} {what}: at most {limits.items:,} are taken (--max-items)")
